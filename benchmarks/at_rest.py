@@ -1,9 +1,9 @@
-"""What sessions cost while nobody calls: processes, memory, threads, descriptors, and how often they wake.
+"""Measure the cost of idle sessions: processes, memory, threads, descriptors, and wake-ups.
 
 ``python benchmarks/at_rest.py [--markdown FILE]``
-Each row is what has been added to the row before it, of this program and all that it has started. Memory is anonymous
-and shared memory; what several processes map counts once. Files that are mapped, such as libraries, belong to the
-kernel's cache. The model is the network of handwritten digits.
+Each row is the increase over the row before, for this program and all processes that it has started. Memory is
+anonymous and shared memory; memory that several processes map counts once. Mapped files, such as libraries, do not
+count. The model is the network of handwritten digits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import nnburst
 
 DIGITS = Path(nnburst.__file__).parent / "cli" / "demo" / "data" / "digits.onnx"
 SETTLED, WATCHED = 2.0, 10.0
-"""Seconds before a row is measured, and during which wakes are counted."""
+"""Seconds before a row is measured, and seconds during which wake-ups are counted."""
 
 
 def family() -> list[Path]:
-    """Return this process and all that came from it, as folders of /proc."""
+    """Return the /proc directories of this process and all its descendants."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -35,19 +35,19 @@ def family() -> list[Path]:
 
 
 def wakes(folders: list[Path]) -> int:
-    """Return how often the threads of processes gave their processor up to wait."""
+    """Return how often the threads of processes have stopped to wait."""
     files = [file for folder in folders for file in folder.glob("task/*/status")]
     return sum(int(file.read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]) for file in files)
 
 
 def memory(folder: Path) -> int:
-    """Return the memory of a process in KiB, its part of what it shares."""
+    """Return the memory of a process in KiB, with its share of memory that several processes map."""
     rollup = (folder / "smaps_rollup").read_text()
     return sum(int(rollup.split(f"\n{kind}:")[1].split()[0]) for kind in ("Pss_Anon", "Pss_Shmem"))
 
 
 def measure() -> list[float]:
-    """Return processes, MiB, threads, descriptors, and wakes in ten seconds."""
+    """Return the numbers of processes, MiB, threads and descriptors, and of wake-ups in ten seconds."""
     time.sleep(SETTLED)
     folders = family()
     before = wakes(folders)
@@ -57,12 +57,12 @@ def measure() -> list[float]:
         sum(map(memory, folders)) / 1024,
         sum(len(list(folder.glob("task/*"))) for folder in folders),
         sum(len(list(folder.glob("fd/*"))) for folder in folders),
-        wakes(folders) - before - 1,  # this program's own sleep
+        wakes(folders) - before - 1,  # without this program's own sleep
     ]
 
 
 def main() -> None:
-    """Open one thing after the other."""
+    """Open services and sessions one by one, and print a row after each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     arguments = parser.parse_args()

@@ -1,12 +1,12 @@
-"""What ``nnburst serve --batch`` is worth: rows that programs run of a model, without batches and with them, in turns.
+"""Measure the benefit of ``nnburst serve --batch``: programs run a model's rows with and without batches, in turns.
 
-``python benchmarks/batching.py [--quick]`` takes an ONNX MLP of 256 x 4, and exits with 1 if a limit is missed:
+``python benchmarks/batching.py [--quick]`` uses an ONNX MLP of 256 x 4, and exits with 1 if a limit is missed:
 
-* ``rows``: rows a second of 16 programs to those without batches, the median of the turns.
-* ``p99``: of these 16 the 99th percentile of a run, to what a row waits and two runs of 16 rows in this process.
-* ``alone``: time of one program's run, the median, to that without batches.
+* ``rows``: ratio of the rows per second of 16 programs, with batches to without, median of the turns.
+* ``p99``: 99th percentile of a run of these 16, relative to a row's wait plus two runs of 16 rows in this process.
+* ``alone``: ratio of the median time of a single program's run, with batches to without.
 
-With ``--model FILE`` it says what programs get of that one.
+With ``--model FILE`` it measures that model, without limits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BATCHES = ("--device", "nnburst-onnxruntime:threads=1", "--batch", "32", "--batc
 
 @dataclass(frozen=True)
 class Rows:
-    """What so many clients got, all together: runs a second, and seconds that a run took."""
+    """The results of a number of clients together: runs per second, and the seconds of each run."""
 
     rate: float
     p50: float
@@ -52,11 +52,11 @@ class Rows:
 
 
 Pair = tuple[Rows, Rows]
-"""Without batches and with them."""
+"""The results without batches, and with them."""
 
 
 def measure_rows(model: Path, numbers: Sequence[int], seconds: float, turns: int) -> Iterator[list[Pair]]:
-    """Measure with some numbers of clients, each as fast as it can; yields one turn after the other."""
+    """Measure with several numbers of clients that run as fast as they can. Yield the results of each turn."""
     named = ["--model", f"model={model.resolve()}"]
     with contextlib.ExitStack() as stack:
         alone, batched = (stack.enter_context(shared_service(*named, *options)) for options in (ALONE, BATCHES))
@@ -100,13 +100,13 @@ def show(count: int, pair: Pair) -> None:
 
 
 def batch_seconds(path: Path) -> float:
-    """Return what ONNX Runtime takes for the rows of all programs, in this process."""
+    """Return the seconds that ONNX Runtime takes in this process for one batch with the rows of all programs."""
     session, x = in_process_session(str(path), 0), np.zeros((CLIENTS, WIDTH), np.float32)
     return float(np.median(time_calls(lambda: session.run(None, {"x": x}), 1000))) / 1e9
 
 
 def judge(seconds: float, turns: int) -> bool:
-    """Measure the MLP; return whether all limits are met."""
+    """Measure the MLP. Return True if all limits are met."""
     with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:
         fixed, model = Path(directory, "fixed.onnx"), Path(directory, "open.onnx")
         mlp(WIDTH, LAYERS, fixed)
@@ -131,7 +131,7 @@ def judge(seconds: float, turns: int) -> bool:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one turn of half a second")
     parser.add_argument("--model", type=Path, help="an ONNX model of rows")

@@ -1,8 +1,8 @@
-"""What 1, 2, 4 … programs get, each as fast as it can, of one service that they share, or of one of their own.
+"""Measure the throughput of 1, 2, 4 … programs with one shared service, or with a service each.
 
-``python benchmarks/clients.py [--most N] [--bursts K] [--own [--window US]] [--quick]`` says, for each number of
-programs, the runs of all of them a second, and how many more the one with most had than the one with least: the median
-of five turns. The model does nothing. With ``--bursts`` each program has so many, with a thread for each.
+``python benchmarks/clients.py [--most N] [--bursts K] [--own [--window US]] [--quick]`` prints, for each number of
+programs, the total runs per second, and the ratio of the fastest program's runs to the slowest's: medians of five
+turns. The model does nothing. With ``--bursts`` each program has K bursts, with a thread for each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import nnburst
 
 
 def program(address: str | None, bursts: int, end: Connection) -> None:
-    """Run until it is told to end, and send how often; its own service ends when all have sent that."""
+    """Run the model until told to stop, and send the number of runs. Its own service ends after all have sent."""
     service = nnburst.connect(address, open_timeout=PATIENCE) if address else nnburst.launch(devices=["nnburst-noop"])
     with service, contextlib.ExitStack() as stack:
         runs = [stack.enter_context(service.session(step_model(1024))).bind().run for _ in range(bursts)]
@@ -55,7 +55,7 @@ def run_until(stop: float, run: Callable[[], Any]) -> int:
 
 
 def numbers_up_to(most: int) -> Iterator[int]:
-    """Yield 1, 2, 4 … and the last one."""
+    """Yield 1, 2, 4 … below `most`, and `most`."""
     count = 1
     while count < most:
         yield count

@@ -1,4 +1,4 @@
-"""Shared by the regression set; run it with ``pytest benchmarks``."""
+"""Fixtures of the benchmarks that ``pytest benchmarks`` runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def relu_model(nbytes: int) -> Any:
 
 @contextmanager
 def pinned_apart(service: Any) -> Iterator[None]:
-    """Keep a service on the second CPU and this process on the first; a service in this process is left alone."""
+    """Pin a service to the second CPU and this process to the first, unless the service is in this process."""
     cpus = allowed_cpus()
     if service.pid == os.getpid():
         yield
@@ -43,26 +43,26 @@ def pinned_apart(service: Any) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def noop_service() -> Iterator[Any]:
-    """A service child that hosts the device which does nothing."""
+    """Start a child service with the device that does nothing."""
     with nnburst.launch(devices=["nnburst-noop"]) as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def reference_service() -> Iterator[Any]:
-    """A service child that hosts the reference device."""
+    """Start a child service with the reference device."""
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         yield service
 
 
 @pytest.fixture
 def two_cpus() -> None:
-    """Skip where polling makes no sense."""
+    """Skip the test on a single CPU, where polling makes no sense."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("polling needs 2 CPUs")
 
 
 @pytest.fixture(scope="session")
 def words() -> Any:
-    """32 bytes as four elements."""
+    """Return 32 bytes as an array of four elements."""
     return np.arange(4, dtype=np.uint64)

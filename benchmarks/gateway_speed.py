@@ -1,9 +1,8 @@
-"""What the gateway costs: gRPC inference beside an empty gRPC echo, and images in shared memory beside images as bytes.
+"""Measure the cost of the gateway: gRPC inference against a gRPC echo, and images in shared memory against bytes.
 
 ``python benchmarks/gateway_speed.py [--seconds S]`` starts a shared service with its gateway, and an echo:
-a ``grpc.aio`` server of the same package's stubs whose answer to an empty request is an empty response, and to another
-one a response of the same sizes as the model's. One client, a blocking stub, asks them in turns. Exits with 1 if a
-ratio is missed.
+a ``grpc.aio`` server with the same stubs, which answers an empty request with an empty response, and any other with a
+response as large as the model's. One client, a blocking stub, calls them in turns. Exits with 1 if a ratio is missed.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from turns import in_turns
 MOST_OF_ECHO = 1.3
 LEAST_OF_BYTES = 5.0
 SHAPE = (1, 3, 640, 640)
-"""Of an image: 4.9 MB of float32."""
+"""Shape of an image: 4.9 MB of float32."""
 WIDTH = 64
 
 
 class Echo(stubs.GRPCInferenceServiceServicer):
-    """Answers nothing to nothing, and each tensor with itself."""
+    """Server that answers each request with the tensors that it contains."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         answer = pb.ModelInferResponse(model_name=request.model_name, raw_output_contents=request.raw_input_contents)
@@ -50,7 +49,7 @@ class Echo(stubs.GRPCInferenceServiceServicer):
 
 
 async def echo() -> None:
-    """Serve until standard input ends. Prints the port."""
+    """Print the port, then serve until the end of standard input."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     stubs.add_GRPCInferenceServiceServicer_to_server(Echo(), server)
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
@@ -62,7 +61,7 @@ async def echo() -> None:
 
 
 def image_model(path: Path) -> None:
-    """Write a model that takes an image and gives the mean of each channel."""
+    """Write a model whose input is an image and whose output is the mean of each channel."""
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, SHAPE)
     mean = helper.make_tensor_value_info("mean", TensorProto.FLOAT, (1, 3, 1, 1))
     graph = helper.make_graph([helper.make_node("GlobalAveragePool", ["image"], ["mean"])], "image", [image], [mean])
@@ -71,7 +70,7 @@ def image_model(path: Path) -> None:
 
 @contextlib.contextmanager
 def gateway(folder: Path) -> Iterator[int]:
-    """Serve two models; gives the port."""
+    """Serve two models through a gateway. Yield its port."""
     (folder / "run").mkdir(mode=0o700)
     mlp(WIDTH, 4, folder / "mlp.onnx")
     image_model(folder / "image.onnx")
@@ -90,7 +89,7 @@ def gateway(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def echo_server() -> Iterator[int]:
-    """Serve the echo; gives the port."""
+    """Start the echo server. Yield its port."""
     command = [sys.executable, __file__, "--echo"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -103,7 +102,7 @@ def echo_server() -> Iterator[int]:
 
 
 def small(port: int, echo_port: int, seconds: float) -> dict[str, float]:
-    """Measure an MLP beside the echo."""
+    """Measure an MLP against the echo."""
     x = np.linspace(-1, 1, WIDTH, dtype=np.float32)[None]
     request = pb.ModelInferRequest(model_name="mlp", raw_input_contents=[x.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=x.shape)
@@ -123,7 +122,7 @@ def small(port: int, echo_port: int, seconds: float) -> dict[str, float]:
 
 
 def images(port: int, seconds: float) -> dict[str, float]:
-    """Measure images that come as bytes, and in shared memory; the client has each in an array of its own."""
+    """Measure images sent as bytes against images in shared memory. The client copies each image."""
     frame = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
     key = f"/nnburst-speed-{os.getpid()}"
     region = shared_memory.create_shared_memory_region("frames", key, frame.nbytes)
@@ -155,7 +154,7 @@ def images(port: int, seconds: float) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="for each row")
     parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
-"""How much faster models of NNAPI's operations run on ONNX Runtime than on the reference device.
+"""Measure how much faster models of NNAPI operations run on ONNX Runtime than on the reference device.
 
 ``python benchmarks/lowered_speed.py [--rounds 20] [--markdown FILE]`` builds a MobileNet v1 of 128 x 128
-pixels, in float32 and in 8 bits, an LSTM step by step and one over sequences, and small MLPs. The devices take turns in
-this process, each with several runs in a row, as a program has them. The reference device and ONNX Runtime with a
-thread each: the median of the processor time, which other programs hardly change. ONNX Runtime as it is without
-options, with all processors: the shortest time.
+pixels, in float32 and in 8 bits, an LSTM step by step and one over sequences, and small MLPs. The devices take turns
+in this process, each with several runs in a row. For the reference device and ONNX Runtime with one thread, the
+figure is the median processor time, which other programs hardly change. For ONNX Runtime with its default of all
+processors, it is the shortest time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy reads this when it is imported
 
 import numpy as np
 
@@ -33,9 +33,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 F32, Q8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
 RNG = np.random.default_rng(1)
 BLOCK_NS = 5_000_000
-"""Nanoseconds of runs in a row, at least."""
+"""Least nanoseconds of a series of runs."""
 LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
-"""Channels and stride of a MobileNet's pairs of convolutions."""
+"""Channels and stride of each pair of convolutions in a MobileNet."""
 
 
 def reals(*shape: int) -> Array:
@@ -43,7 +43,7 @@ def reals(*shape: int) -> Array:
 
 
 def mobilenet(quantised: bool, size: int = 128) -> tuple[Model, list[Array]]:
-    """A MobileNet v1 of width 1; ReLU6 is fused."""
+    """Return a MobileNet v1 of width 1 with fused ReLU6, and its inputs."""
     b, shape = ModelBuilder(), (1, size, size, 3)
     x = b.input("x", Q8, shape, scale=0.03, zero_point=128) if quantised else b.input("x", F32, shape)
 
@@ -56,7 +56,7 @@ def mobilenet(quantised: bool, size: int = 128) -> tuple[Model, list[Array]]:
             return method(h, (RNG.normal(size=of_filter) * 1.4 / np.sqrt(inputs)).astype(np.float32), **options)
         codes = RNG.integers(1, 256, of_filter).astype(np.uint8)
         filter_ = b.constant(codes, scale=float(1.4 / 73 / np.sqrt(inputs)), zero_point=128)
-        return method(h, filter_, scale=6 / 255, zero_point=0, **options)  # all that ReLU6 lets through
+        return method(h, filter_, scale=6 / 255, zero_point=0, **options)  # the range of ReLU6
 
     h = conv(x, 32, 3, 2)
     for out, stride in LAYERS:
@@ -68,13 +68,13 @@ def mobilenet(quantised: bool, size: int = 128) -> tuple[Model, list[Array]]:
     else:
         h = b.fully_connected(h, reals(1000, 1024))
     b.output("y", b.softmax(h))
-    b.output("logits", h)  # the last is what is compared
+    b.output("logits", h)  # only the last output is compared
     image = RNG.integers(0, 256, shape).astype(np.uint8) if quantised else RNG.normal(size=shape).astype(np.float32)
     return b.build(), [image]
 
 
 def lstm(units: int, steps: int = 0, batch: int = 1) -> tuple[Model, list[Array]]:
-    """An LSTM as wide as its input: one step, with its states, or a sequence."""
+    """Return an LSTM as wide as its input, for one step with states or for a sequence, and its inputs."""
     b = ModelBuilder()
     shape = (steps, batch, units) if steps else (batch, units)
     arrays = [reals(*shape)]
@@ -142,7 +142,7 @@ class Bound:
 
 
 def measured(bounds: list[Bound], rounds: int) -> list[tuple[float, float]]:
-    """Return microseconds of each: the median of processor time, and the shortest time; they take turns."""
+    """Measure in turns. Return the median processor time and the shortest time of each, in microseconds."""
     times = [list[tuple[float, float]]() for _ in bounds]
     for _ in range(rounds):
         for bound, mine in zip(bounds, times, strict=True):

@@ -1,9 +1,9 @@
-"""What several runs in flight and batches are worth: an ONNX MLP through `run_many`.
+"""Measure the benefit of several runs in flight and of batches: an ONNX MLP through `run_many`.
 
 ``python benchmarks/many_speed.py [--quick]`` exits with 1 if a ratio is missed:
 
-* ``one by one``: runs a second of ``run_many`` to those of ``Session.run``.
-* ``run_many``: time of ``run_many(batch=…)`` over 10,000 inputs to the best of hand-made batches that
+* ``one by one``: ratio of the runs per second of ``run_many`` to those of ``Session.run``.
+* ``run_many``: ratio of the time of ``run_many(batch=…)`` over 10,000 inputs to that of hand-made batches that
   `InferenceSession.run` gets in this process, for the best batch of each.
 """
 
@@ -40,14 +40,14 @@ def open_batches(path: Path, out: Path) -> None:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Time one call."""
+    """Return the seconds of one call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def one_by_one_ratio(path: Path, rounds: int, runs: int) -> float:
-    """Return how many times as many runs a second `run_many` makes."""
+    """Return the ratio of the runs per second of `run_many` to those of `run`."""
     xs = [np.random.default_rng(i).normal(size=(1, WIDTH)).astype(np.float32) for i in range(64)]
 
     def inputs() -> Iterator[dict[str, np.ndarray]]:
@@ -71,7 +71,7 @@ def one_by_one_ratio(path: Path, rounds: int, runs: int) -> float:
 
 
 def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
-    """Return time of `run_many` / time of batches in this process, and the best batch of each."""
+    """Return the time of `run_many` divided by that of batches in this process, and the best batch size of each."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -87,7 +87,7 @@ def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
             out.extend(y[i : i + 1] for i in range(len(y)))
         return out
 
-    one_thread = "nnburst-onnxruntime:threads=1"  # as here
+    one_thread = "nnburst-onnxruntime:threads=1"  # as in this process
     with nnburst.Session(path, device=one_thread) as session, apart(session.service.pid):
 
         def many(batch: int) -> list[np.ndarray]:
@@ -106,24 +106,24 @@ def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
 
 @contextlib.contextmanager
 def apart(pid: int) -> Iterator[None]:
-    """Pin all threads of this process and of a service to a processor each."""
+    """Pin all threads of this process to one processor and those of a service to another."""
     every = os.sched_getaffinity(0)
     pin(pid, {max(every)})
     pin(os.getpid(), {min(every)})
     try:
         yield
     finally:
-        pin(os.getpid(), every)  # the next service inherits it
+        pin(os.getpid(), every)  # the next service inherits the CPUs
 
 
 def pin(pid: int, processors: set[int]) -> None:
-    """Let all threads of a process run there only."""
+    """Pin all threads of a process to some processors."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         os.sched_setaffinity(int(thread), processors)
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="some seconds")
     options = parser.parse_args()

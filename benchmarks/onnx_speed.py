@@ -1,7 +1,7 @@
-"""The speed that ONNX models are held to: bursts beside `InferenceSession.run`, one thread, in turns.
+"""Check the speed of ONNX models over bursts against `InferenceSession.run`, with one thread, in turns.
 
 ``python benchmarks/onnx_speed.py [--quick] [--markdown FILE]`` builds MLPs of Gemm and Relu, takes resnet50 from the
-`onnx` package, runs the contest of ``nnburst bench --model`` on each, and exits with 1 if a ratio is missed.
+`onnx` package, measures each like ``nnburst bench --model``, and exits with 1 if a ratio is missed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMITS = {
     "mlp 256 x 4": {"burst-bound": 1.00, "burst-run": 1.05},
     "resnet50": {"burst-bound": 1.01, "burst-run": 1.01},
 }
-"""Ratios of medians to `InferenceSession.run`: width x layers, or the network."""
+"""Largest ratios of medians to `InferenceSession.run`, by network (``mlp WIDTH x LAYERS`` or a name)."""
 
 
 def mlp(width: int, layers: int, path: Path) -> None:
@@ -51,7 +51,7 @@ def mlp(width: int, layers: int, path: Path) -> None:
 
 
 def model_file(name: str, directory: Path) -> Path:
-    """Make or find a model."""
+    """Return the path of a model, which is written if necessary."""
     if not name.startswith("mlp"):
         import onnx
 
@@ -63,7 +63,7 @@ def model_file(name: str, directory: Path) -> Path:
 
 
 def markdown(reports: dict[str, Report]) -> str:
-    """The table of `docs/benchmarks.md`; "nan" for a ratio that is not settled."""
+    """Return the table of `docs/benchmarks.md`, with "nan" for a ratio that is not settled."""
     first = next(iter(reports.values()))
     lines = ["| p50 in µs (ratio) | " + " | ".join(case.title for case in first.cases) + " |"]
     lines.append("|---|" + "--:|" * len(first.cases))
@@ -75,7 +75,7 @@ def markdown(reports: dict[str, Report]) -> str:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")

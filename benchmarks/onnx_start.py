@@ -1,9 +1,9 @@
-"""What a compilation cache brings to the start of ONNX sessions: the networks of the `onnx` package, with and without.
+"""Measure how much a compilation cache speeds up opening ONNX sessions, with networks of the `onnx` package.
 
-The weights of these are made in the graph, one number each; two networks are there with random weights, too.
+The weights of these networks are computed in the graph; two networks are also measured with random weights.
 
 ``python benchmarks/onnx_start.py [--rounds N] [--markdown FILE] [NETWORK …]`` opens sessions in one service, in turns
-without a cache and with one, verification included, and exits with 1 if the cache is not as fast as it should be.
+with and without a cache, including its verification, and exits with 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rich.table import Table
 import nnburst
 
 RANDOM = ("bvlc_alexnet", "vgg19")
-"""Networks that are also there with random weights in their files."""
+"""Networks that are also measured with random weights in their files."""
 LEAST = {"densenet121": 2.0, "inception_v2": 2.0, "resnet50": 1.3} | {f"{name}, random": 2.0 for name in RANDOM}
-"""Time to open without the cache over time with it; 1 for all others, unless the device declines to cache them."""
+"""Least ratio of the time to open without the cache to the time with it; 1 for networks not listed."""
 _TRIES = 4
-"""Sessions until the cache has made up its mind: it declines a model three times before it stops trying."""
+"""Sessions to open before measuring: the device may decline to cache a model three times before that is final."""
 
 
 def networks(wanted: Collection[str], room: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and file of each that is wanted, or of all; those with random weights are made in `room`."""
+    """Yield name and file of each wanted network, or of all. Those with random weights are written to `room`."""
     import onnx
 
     directory = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -45,7 +45,7 @@ def networks(wanted: Collection[str], room: Path) -> Iterator[tuple[str, Path]]:
 
 
 def with_random_weights(source: Path, target: Path) -> None:
-    """Write a network whose weights are in the file instead of made in the graph."""
+    """Write a network with random weights in the file, instead of weights computed in the graph."""
     import onnx
 
     model = onnx.load(source)
@@ -66,7 +66,7 @@ def with_random_weights(source: Path, target: Path) -> None:
 
 
 def opening(service: nnburst.Service, path: Path, cache: Path | None) -> tuple[float, str]:
-    """Milliseconds to open a session, and what the cache did."""
+    """Return the milliseconds to open a session, and the outcome of the cache."""
     started = time.perf_counter()
     session = service.session(path, cache_dir=cache)
     milliseconds = (time.perf_counter() - started) * 1e3
@@ -76,7 +76,7 @@ def opening(service: nnburst.Service, path: Path, cache: Path | None) -> tuple[f
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--markdown", type=Path, help="write the table to this file")

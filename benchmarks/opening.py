@@ -1,8 +1,7 @@
-"""What it takes to open a session on a service of one's own and to run it once, in a program that begins with it.
+"""Measure the start of a program that opens a session on its own service and runs it once.
 
-``python benchmarks/opening.py [--rounds N] [--markdown FILE]`` starts programs in turns: one that does so with ONNX
-Runtime in process, and one that opens two sessions. They run where bytecode may be written, in the environment that a
-service has.
+``python benchmarks/opening.py [--rounds N] [--markdown FILE]`` starts programs in turns: one with ONNX Runtime in
+process, and one that opens two sessions. They may write bytecode files, and have the environment of a service.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def write_mlp(path: Path) -> None:
 
 
 def program(code: str, model: Path) -> list[float]:
-    """Run a program; return the milliseconds from its start to each moment that it prints."""
+    """Run a program. Return the milliseconds from its start to each time that it prints."""
     env = service_environment(os.environ)
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     begun = time.monotonic()
@@ -69,7 +68,7 @@ def program(code: str, model: Path) -> list[float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
@@ -89,7 +88,7 @@ def main() -> None:
         "its second session, with its first run",
     )
     for i, title in enumerate(titles):
-        middle = statistics.median(each[i] for each in rounds[1:])  # the first one writes bytecode
+        middle = statistics.median(each[i] for each in rounds[1:])  # without the first round, which writes bytecode
         ratio = statistics.median(each[i] / each[0] for each in rounds[1:])
         lines.append(f"| {title} | {middle:.0f} | {ratio:.2f} |")
     print(*lines, sep="\n")

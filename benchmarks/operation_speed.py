@@ -1,4 +1,4 @@
-"""How long each operation of a MobileNet takes on the reference device, beside ONNX Runtime on the same mathematics.
+"""Compare each operation of a MobileNet on the reference device with the same operation in ONNX Runtime.
 
 ``python benchmarks/operation_speed.py [--size 128] [--rounds 15] [--markdown FILE]`` makes a model of each distinct
 layer of MobileNet v1 (width 1), in float32 and in 8 bits per element, and the same layer for ONNX Runtime; both run it
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: one thread on both sides
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one thread on both sides; NumPy reads this at import
 
 import numpy as np
 import onnxruntime
@@ -35,7 +35,7 @@ X_SCALE, W_SCALE, Y_SCALE, ZERO = 0.03, 0.01, 0.05, 128
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: `kind` is conv, depthwise, pool, dense or softmax; an image is size x size x channels."""
+    """A layer. `kind` is conv, depthwise, pool, dense or softmax; an image is size x size x channels."""
 
     kind: str
     size: int
@@ -63,7 +63,7 @@ class Layer:
 
 
 def mobilenet(size: int) -> list[Layer]:
-    """The distinct layers of MobileNet v1 with how often each occurs."""
+    """Return the distinct layers of MobileNet v1, with the number of times that each occurs."""
     layers = [Layer("conv", size, 3, 32, 3, 2)]
     size, channels = size // 2, 32
     for out, stride, count in ((64, 1, 1), (128, 2, 1), (128, 1, 1), (256, 2, 1), (256, 1, 1), (512, 2, 1), (512, 1, 5),
@@ -81,7 +81,7 @@ def mobilenet(size: int) -> list[Layer]:
 
 
 def weights(layer: Layer, quantised: bool) -> tuple[Array, Array]:
-    """The filter in NNAPI's order, and the bias."""
+    """Return random weights of a layer: the filter in NNAPI's order, and the bias."""
     if layer.kind == "dense":
         shape: tuple[int, ...] = (layer.out, layer.channels)
     elif layer.kind == "depthwise":
@@ -96,7 +96,7 @@ def weights(layer: Layer, quantised: bool) -> tuple[Array, Array]:
 def by_reference(
     layer: Layer, x: Array, w: Array, bias: Array, quantised: bool
 ) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """Return a call that runs the layer on the reference device, and one that lets go of it."""
+    """Return a function that runs the layer on the reference device, and one that releases it."""
     b = ModelBuilder()
     quant = {"scale": X_SCALE, "zero_point": ZERO} if quantised else {}
     given = b.input("x", Q8 if quantised else OperandType.TENSOR_FLOAT32, x.shape, **quant)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def by_reference(
 
 
 def by_onnxruntime(layer: Layer, x: Array, w: Array, bias: Array, quantised: bool) -> Callable[[], Any]:
-    """Return a call that runs the layer in ONNX Runtime, images in its own order."""
+    """Return a function that runs the layer in ONNX Runtime, with images in ONNX's order."""
     image = x if x.ndim == 2 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     if layer.kind == "depthwise":
         w = w[0].transpose(2, 0, 1)[:, None]
@@ -192,7 +192,7 @@ def by_onnxruntime(layer: Layer, x: Array, w: Array, bias: Array, quantised: boo
 
 
 def measured(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the shortest microseconds of each call; they take turns. On a machine that is not idle medians mix two."""
+    """Measure calls in turns. Return the shortest time of each in microseconds, as medians vary on a busy machine."""
     times: list[list[float]] = [[] for _ in calls]
     for number in range(rounds + 2):
         for call, taken in zip(calls, times, strict=True):

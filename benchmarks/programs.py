@@ -1,4 +1,4 @@
-"""A shared service, programs that use it, processes of their own, and the model that they run."""
+"""Helpers of benchmarks with several programs: a shared service, its programs, and a model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PATIENCE = 60.0
 """Seconds that opening a session may take."""
 _PR_SET_PDEATHSIG = 1
 _TURN = 180.0
-"""Seconds after which a program that says nothing has come to harm."""
+"""Seconds without a message after which a program counts as failed."""
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends, however that ends."""
+    """Have the kernel kill this process when its parent ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 @contextlib.contextmanager
 def shared_service(*options: str, **process: Any) -> Iterator[str]:
-    """Start ``nnburst serve`` with options, in a process as `subprocess.Popen` makes it; gives the address."""
+    """Start ``nnburst serve`` with options. Yield its address."""
     with tempfile.TemporaryDirectory(prefix="nnburst-shared-") as directory:
-        os.chmod(directory, 0o755)  # other users may connect, if the service lets them
+        os.chmod(directory, 0o755)  # lets other users connect, if the service accepts them
         path = Path(directory, "shared.sock")
         command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--json", *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=end_with_parent, **process) as serving:
@@ -47,12 +47,12 @@ def shared_service(*options: str, **process: Any) -> Iterator[str]:
 
 
 class Program:
-    """A process that does something whenever it is told to; it ends with the stack.
+    """A process that does one thing each time that `begin` is called. It ends with the stack.
 
     Args:
-        stack: What ends it.
-        does: Called in the process, with the arguments and the end of a pipe, where it sends None when it is ready.
-        arguments: What it is called with.
+        stack: The exit stack that ends the process.
+        does: Function that the process calls with the arguments and one end of a pipe. It sends None when ready.
+        arguments: The arguments of `does`.
     """
 
     def __init__(self, stack: contextlib.ExitStack, does: Callable[..., None], *arguments: Any) -> None:
@@ -67,18 +67,18 @@ class Program:
         self.receive()
 
     def begin(self, *how: Any) -> None:
-        """Have it do that."""
+        """Have the process do its work once."""
         self._end.send(how)
 
     def receive(self) -> Any:
-        """Return what came of it."""
+        """Return the result of the work."""
         if not self._end.poll(_TURN):
             raise TimeoutError("a program has said nothing")
         return self._end.recv()
 
 
 def together(count: int, seconds: float, does: Callable[..., None], *arguments: Any) -> list[Any]:
-    """Have so many programs run at the same time; return what each sends. They are told when to begin and to end."""
+    """Run several programs at the same time, from a common start to a common end. Return the result of each."""
     with contextlib.ExitStack() as stack:
         programs = [Program(stack, does, *arguments) for _ in range(count)]
         start = time.monotonic() + 0.3
@@ -88,7 +88,7 @@ def together(count: int, seconds: float, does: Callable[..., None], *arguments: 
 
 
 def step_model(nbytes: int) -> Model:
-    """The least that a step can be: one pass over the state, and a small input and output beside it."""
+    """Return the cheapest model with a state: one pass over the state, and a small input and output."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 4))
     h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, nbytes // 4))

@@ -1,8 +1,8 @@
-"""A rolling update on two nodes of Ray, in token mode: what it costs the requests that come meanwhile.
+"""Measure how a rolling update on two Ray nodes, in token mode, affects requests.
 
 ``python benchmarks/ray_nodes.py [--clients N]`` needs ``nnburst[ray,onnx]``, Ray 2.52 or later. Two nodes on this
-machine hold a replica each of a model; another one takes its place under load. Exits with 1 if a request is lost, an
-answer is wrong, or a cluster program without the token is let in.
+machine have one replica each of a model, which another model replaces under load. Exits with 1 if a request is lost,
+an answer is wrong, or a cluster program without the token is accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402 - Ray reads its environment as it is imported
 import onnx  # noqa: E402
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's, as it is imported
+    warnings.simplefilter("ignore")  # hides warnings of Ray's import
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
@@ -34,7 +34,7 @@ with warnings.catch_warnings():
 X = {"x": np.linspace(-1, 1, 64, dtype=np.float32)[None]}
 Y = {"Relu": np.maximum(X["x"], 0), "Neg": -X["x"]}
 QUIET = 3.0
-"""Seconds of load before the update, and after it."""
+"""Seconds of load before the update, and also after it."""
 
 
 def model_of(operation: str) -> bytes:
@@ -46,13 +46,13 @@ def model_of(operation: str) -> bytes:
 
 
 def run(model: bytes) -> Any:
-    """Deploy it, one replica for each node; return when all replicas have it."""
+    """Deploy a model with one replica per node. Return when all replicas have it."""
     options = {"num_replicas": 2, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1}}
     return serve.run(deployment(model, retry=True, serve_options=options), name="updated")
 
 
 class Load:
-    """Clients that ask until it ends: when each request began, how long it took, which model answered."""
+    """A load of clients that call until it ends. It records each request's start, duration and answering model."""
 
     def __init__(self, handle: Any, clients: int) -> None:
         self.handle = handle
@@ -82,14 +82,14 @@ class Load:
             thread.join()
 
     def line(self, begin: float, end: float) -> str:
-        """Describe the requests that began within a time."""
+        """Return a line about the requests that began between two times."""
         times = [took for began, took, _ in self.answers if begin <= began < end]
         p50, p99 = np.percentile(times, [50, 99]) * 1e3
         return f"{len(times)} answers, p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {max(times) * 1e3:.0f} ms"
 
 
 def strangers_answer(address: str) -> str:
-    """Return what a program with another token gets from the cluster."""
+    """Return the cluster's answer to a program with another token."""
     code = f"import ray; ray.init({address!r}, log_to_driver=False); print('let in', len(ray.nodes()))"
     other = os.environ | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     done = subprocess.run(
@@ -99,7 +99,7 @@ def strangers_answer(address: str) -> str:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=4)
     clients = parser.parse_args().clients

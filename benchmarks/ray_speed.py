@@ -1,4 +1,4 @@
-"""What Ray Serve costs with a model of this package in it, beside its own echo; and what the death of a service costs.
+"""Measure Ray Serve with a model of this package against an echo, and the effect of a service's death.
 
 ``python benchmarks/ray_speed.py [--seconds S]`` needs ``nnburst[ray,onnx]``. Exits with 1 if a limit is missed.
 """
@@ -24,7 +24,7 @@ from onnx_speed import mlp
 from turns import in_turns
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's, as it is imported
+    warnings.simplefilter("ignore")  # hides warnings of Ray's import
     import ray
     from ray import serve
 
@@ -39,21 +39,21 @@ X = {"x": np.linspace(-1, 1, WIDTH, dtype=np.float32)[None]}
 
 @serve.deployment
 class Echo:
-    """Gives back what it gets."""
+    """Deployment that returns its arguments."""
 
     async def __call__(self, inputs: Any) -> Any:
         return [inputs["x"]]
 
 
 def rows_model(path: Path) -> None:
-    """Write a model of any number of rows."""
+    """Write a model for any number of rows."""
     x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", WIDTH]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "rows", [x], [y])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
 
 
 def services() -> list[int]:
-    """Return the services of replicas."""
+    """Return the process ids of the replicas' services."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def services() -> list[int]:
 
 
 def killed(handle: Any, seconds: float) -> tuple[float, int, list[BaseException]]:
-    """Kill the service under load: the longest time without an answer, answers, failures."""
+    """Kill the service under load. Return the longest time without an answer, the answers, and the failures."""
     failures: list[BaseException] = []
     times = [time.monotonic()]
     end = times[0] + seconds
@@ -90,7 +90,7 @@ def killed(handle: Any, seconds: float) -> tuple[float, int, list[BaseException]
 
 
 def together(handle: Any, seconds: float) -> float:
-    """Return answers a second to 32 requests at once."""
+    """Return the answers per second with 32 requests at a time."""
     count, end = 0, time.monotonic() + seconds
     begin = time.monotonic()
     while time.monotonic() < end:
@@ -101,7 +101,7 @@ def together(handle: Any, seconds: float) -> float:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="for each row")
     options = parser.parse_args()

@@ -1,17 +1,18 @@
-"""What a shared service promises to each of its clients: priority, equal shares, and that a run that hangs delays none.
+"""Check the promises of a shared service: priority, equal shares, and no delay by runs of others that hang.
 
-``python benchmarks/sharing.py [--quick] [--json FILE]`` starts ``nnburst serve`` with the functions below, each client
-a process of its own, and exits with 1 if a limit is missed:
+``python benchmarks/sharing.py [--quick] [--json FILE]`` starts ``nnburst serve`` with the functions below and clients
+in separate processes, and exits with 1 if a limit is missed:
 
 * ``priority``: the 99th percentile of the runs of a HIGH client, one every 2 ms, while LOW clients, two for each
   processor, run as fast as they can: at most twice that of the same client alone, and one execution of LOW.
-* ``share quick``, ``share slow``: what each of two equal clients gets: 45 to 55 % of the runs.
+* ``share quick``, ``share slow``: each of two equal clients gets 45 to 55 % of the runs.
 * ``hang``: the runs of a client while as many runs of others hang as there are processors. The 99th percentile of all,
   and the longest of the three after the others began to hang: at most the 99th percentile without the others,
   and one execution.
 
-What is compared is measured in turns. The percentiles are medians of those of the turns. An execution that others may
-have to wait for is timed inside the service, as its 99th percentile: other programs interrupt executions, too.
+Compared cases are measured in turns, and the percentiles are medians over the turns. The time of one execution, which
+others may have to wait for, is the 99th percentile inside the service, because other programs interrupt executions,
+too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def quick(x: Any) -> Any:
 
 @declare(inputs=[_one], outputs=[_result])
 def slow(x: Any) -> Any:
-    """Compute for some ms, without the interpreter lock. Returns the seconds that it took."""
+    """Compute for some milliseconds, without the interpreter lock. Return the seconds taken."""
     begun = time.monotonic()
     hashlib.sha256(_BYTES).digest()
     return np.full(1, time.monotonic() - begun, np.float32)
@@ -58,7 +59,7 @@ def slow(x: Any) -> Any:
 
 @declare(inputs=[_one], outputs=[_result])
 def hanging(x: Any) -> Any:
-    """Sleep as many seconds as the input says."""
+    """Sleep for the number of seconds in the input."""
     time.sleep(float(x[0]))
     return x
 
@@ -68,17 +69,17 @@ BEGUN, TOOK, RETURNED = range(3)
 
 
 class Client(Program):
-    """A program that runs a function whenever it is told to."""
+    """A program that runs a function on request."""
 
     def __init__(self, stack: contextlib.ExitStack, address: str, function: str, priority: str = "medium") -> None:
         super().__init__(stack, _program, address, function, priority)
 
     def run(self, start: float, seconds: float, pause: float = 0.0, value: float = 0.0) -> None:
-        """Have it run from a moment of the monotonic clock on, at least once."""
+        """Have the program run for `seconds` from a time of the monotonic clock on, at least once."""
         self.begin(start, start + seconds, pause, value)
 
     def runs(self) -> Runs:
-        """Return what it did: when each run began, what it took, and what it returned, in seconds."""
+        """Return the start, duration and result of each run, in seconds."""
         runs: Runs = self.receive()
         return runs
 
@@ -108,7 +109,7 @@ def _program(address: str, function: str, priority: str, end: Connection) -> Non
 
 
 def together(seconds: float, *clients: Client, pause: float = 0.0) -> list[Runs]:
-    """Have clients run at the same time; the first of them pauses after each run."""
+    """Have clients run at the same time. The first one pauses after each run."""
     start = time.monotonic() + 0.05
     for client in clients:
         client.run(start, seconds, pause if client is clients[0] else 0.0)
@@ -116,22 +117,22 @@ def together(seconds: float, *clients: Client, pause: float = 0.0) -> list[Runs]
 
 
 def p99(turns: list[Runs], column: int = TOOK) -> float:
-    """Return the 99th percentile of a usual turn."""
+    """Return the median over the turns of the 99th percentile."""
     return statistics.median(float(np.percentile(runs[:, column], 99)) for runs in turns)
 
 
 def p50(turns: list[Runs], column: int = TOOK) -> float:
-    """Return the median of a usual turn."""
+    """Return the median over the turns of the median."""
     return statistics.median(float(np.median(runs[:, column])) for runs in turns)
 
 
 def microseconds(kept: bool, **seconds: float) -> dict[str, float]:
-    """One row of the result."""
+    """Return one row of the result, in microseconds."""
     return {**{f"{name}_us": value * 1e6 for name, value in seconds.items()}, "kept": kept}
 
 
 def priority(address: str, rounds: int) -> dict[str, float]:
-    """HIGH alone, and against LOW."""
+    """Measure a HIGH client alone, and against LOW clients."""
     with contextlib.ExitStack() as stack:
         high = Client(stack, address, "quick", "high")
         low = [Client(stack, address, "slow", "low") for _ in range(2 * len(os.sched_getaffinity(0)))]
@@ -156,7 +157,7 @@ def priority(address: str, rounds: int) -> dict[str, float]:
 
 
 def share(address: str, function: str, rounds: int) -> dict[str, float]:
-    """Two equal clients."""
+    """Measure the shares of two equal clients."""
     with contextlib.ExitStack() as stack:
         pair = [Client(stack, address, function) for _ in range(2)]
         counts = [[len(runs) for runs in together(1.0, *pair)] for _ in range(rounds)]
@@ -172,7 +173,7 @@ def share(address: str, function: str, rounds: int) -> dict[str, float]:
 
 
 def hang(address: str, rounds: int) -> dict[str, float]:
-    """A client while runs of others hang."""
+    """Measure a client while runs of others hang."""
     with contextlib.ExitStack() as stack:
         other = Client(stack, address, "slow")
         bad = [Client(stack, address, "hanging") for _ in os.sched_getaffinity(0)]
@@ -213,7 +214,7 @@ def service() -> Iterator[str]:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a quarter of a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")

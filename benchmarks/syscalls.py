@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-BASELINE = 1000  # executions of the short run: start-up, warm-up and end are the same in both
+BASELINE = 1000  # executions of the short run, which has the same start-up, warm-up and end
 
 
 def execute(count: int, polling_window: float) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _plain(stats: Any) -> dict[str, Any]:
 
 
 def _strace(count: int, polling_window: float) -> Counter[str]:
-    """Return how often each system call was made by a run, service included."""
+    """Return the number of each system call during a run, including the service's."""
     with tempfile.TemporaryDirectory() as directory:
         summary = Path(directory) / "summary"
         command = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(summary), sys.executable, __file__]

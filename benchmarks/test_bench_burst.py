@@ -1,4 +1,4 @@
-"""Executions across two processes."""
+"""Benchmarks of executions across two processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import POLLING_WINDOW, pinned_apart, relu_model
 
 @pytest.fixture(scope="module")
 def digit() -> Any:
-    """One real image."""
+    """Return an image of a handwritten digit."""
     return load_digits().images[0]
 
 

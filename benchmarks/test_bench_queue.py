@@ -1,4 +1,4 @@
-"""Queue and event flag, inside one process: what the calls cost without a second core in play."""
+"""Benchmarks of the queue and the event flag inside one process, without a second CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in turns, and rows of figures that are judged."""
+"""Measurement of calls in turns, and rows of figures with verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def in_turns(calls: dict[str, Callable[[], object]], seconds: float, warm_up: int = 20) -> dict[str, float]:
-    """Return the median time of each call, in seconds; twenty turns each."""
+    """Measure calls in twenty turns each. Return the median time of each call in seconds."""
     laps: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(warm_up):
@@ -33,7 +33,7 @@ def in_turns(calls: dict[str, Callable[[], object]], seconds: float, warm_up: in
 
 
 class Verdicts:
-    """Rows of figures; `kept` of each says whether its limit is."""
+    """Rows of figures. The figure `kept` of each row is True if its limit is kept."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Any]] = {}
@@ -49,7 +49,7 @@ class Verdicts:
         print(f"{row}: {numbers}: {'kept' if figures['kept'] else 'MISSED'}", flush=True)
 
     def finish(self, path: Path | None) -> int:
-        """Write the rows as JSON, if that is wanted; return the status to exit with."""
+        """Write the rows as JSON, if a path is given. Return the exit status."""
         if path:
             path.write_text(json.dumps(self._rows, indent=1) + "\n", encoding="utf-8")
         return int(not all(figures["kept"] for figures in self._rows.values()))

@@ -1,16 +1,16 @@
-"""What a user of a shared service feels of another one: equal shares, and four kinds of hostile clients.
+"""Measure how users of a shared service affect each other: equal shares, and four kinds of hostile clients.
 
-``python benchmarks/users.py [--seconds S] [--rounds N] [--json FILE]`` is for root, who can become two users. It starts
-``nnburst serve``; each client is a process of its user and brings a model of its own, so that each user has a worker.
-It exits with 1 if a limit is missed:
+``python benchmarks/users.py [--seconds S] [--rounds N] [--json FILE]`` needs root, to run programs as two users. It
+starts ``nnburst serve``; each client is a process of one user and brings its own model, so that each user has a
+worker. It exits with 1 if a limit is missed:
 
-* ``share``, ``share bursts``: what each of two equal users gets, and four bursts beside twelve: 45 to 55 % of the runs.
+* ``share``, ``share bursts``: each of two users gets 45 to 55 % of the runs, also with four bursts against twelve.
 * ``greedy`` (eight bursts that never rest), ``endless`` (loops that never end), ``crashing`` (a worker that dies as
   often as it starts), ``flooding`` (connections, messages and log lines without pause): the runs of an honest client,
   one every 5 ms, beside it. Their 99th percentile is at most twice that without it and a tick of the kernel, no run
   fails, and its worker lives.
 
-What is compared is measured in turns; the percentiles are those of all turns together.
+Compared cases are measured in turns; the percentiles are over all turns together.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from nnburst import Model, ModelBuilder, OperandType
 from nnburst.service.wire import protocol
 
 ONE, OTHER = 65534, 65532
-"""Two users that own nothing else."""
+"""Ids of two users without other processes."""
 PAUSE = 0.005
 _TICK_US = 4000
-"""Of a kernel at 250 Hz: a thread that computes may keep a processor for so long."""
+"""Microseconds that a computing thread may keep a processor: a tick of a kernel at 250 Hz."""
 _WORK = 600
 """Rows and columns of a matrix product that takes about a millisecond."""
 
 
 def working_model() -> Model:
-    """A product of matrices."""
+    """Return a model that multiplies matrices."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (_WORK // 8, _WORK))
     b.output("y", b.fully_connected(x, np.eye(_WORK, dtype=np.float32)))
@@ -55,7 +55,7 @@ def working_model() -> Model:
 
 
 def endless_model() -> Model:
-    """A loop whose condition is its input."""
+    """Return a model of a loop whose condition is its input."""
     condition = ModelBuilder()
     going = condition.input("going", OperandType.TENSOR_BOOL8, (1,))
     condition.output("again", condition.logical_or(going, going))
@@ -69,30 +69,30 @@ def endless_model() -> Model:
 
 
 def client(stack: contextlib.ExitStack, uid: int, does: Callable[..., None], *arguments: Any) -> Program:
-    """Start a process of a user, which does something for as many seconds as it is told."""
+    """Start a process of a user that calls `does` for a given number of seconds, on request."""
     return Program(stack, _program, uid, does, *arguments)
 
 
 def _program(uid: int, does: Callable[..., None], address: str, *arguments: Any) -> None:
     with nnburst.connect(address, open_timeout=PATIENCE) as service, service.session(working_model()) as session:
-        session.run(None, {"x": np.zeros((_WORK // 8, _WORK), np.float32)})  # reads all modules, while it may
+        session.run(None, {"x": np.zeros((_WORK // 8, _WORK), np.float32)})  # imports all modules while it is root
         session.bind().run()
-    os.setsid()  # as a user's own, whose threads share the processors with those of other users as one
+    os.setsid()  # a session of its own, as the kernel shares the processors among sessions
     os.setgroups([])
     os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, 0)  # a way back, for the one that kills its worker
+    os.setresuid(uid, uid, 0)  # the saved id is a way back to root, for the client that kills its worker
     does(address, *arguments)
 
 
 def worker_of(session: nnburst.Session) -> int:
-    """Return the process that runs a session's model."""
+    """Return the id of the process that runs a session's model."""
     device: Any = session.compilation.device
     hello, _ = device.place().connection.call(protocol.Hello(version=protocol.VERSION, pid=0))
     return int(hello.pid)
 
 
 def works(address: str, bursts: int, pause: float, end: Connection) -> None:
-    """Run the model in so many bursts, with a pause after each run; send the seconds of each run, errors and worker."""
+    """Run the model in several bursts, with a pause after each run. Send durations, errors and the worker's pid."""
     with (
         nnburst.connect(address, open_timeout=PATIENCE, trust_uid=0) as service,
         service.session(working_model()) as session,
@@ -130,7 +130,7 @@ def greedy(address: str, end: Connection) -> None:
 
 
 def loops(address: str, end: Connection) -> None:
-    """Launch runs that never end, and drop them; open anew when the service ends one."""
+    """Start runs that never end, and drop them. Open a new session whenever the service has ended the old one."""
     end.send(None)
     while True:
         stop = end.recv()[0] + time.monotonic()
@@ -147,7 +147,7 @@ def loops(address: str, end: Connection) -> None:
 
 
 def crashes(address: str, end: Connection) -> None:
-    """Kill the worker as soon as it has run something, as a model could by a defect of its runtime."""
+    """Kill the worker after each first run, like a model that crashes its runtime."""
     end.send(None)
     x = {"x": np.zeros((_WORK // 8, _WORK), np.float32)}
     while True:
@@ -167,7 +167,7 @@ def crashes(address: str, end: Connection) -> None:
 
 
 def floods(address: str, end: Connection) -> None:
-    """Connect, send rubbish, and leave, in four threads without pause."""
+    """Connect, send garbage and disconnect, in four threads without pause."""
     path = address.removeprefix("unix:")
 
     def flood(stop: float) -> None:
@@ -195,7 +195,7 @@ def floods(address: str, end: Connection) -> None:
 
 
 def share(address: str, seconds: float, rounds: int, bursts: tuple[int, int]) -> float:
-    """Return which percentage of the runs the second of two users gets, who have so many bursts."""
+    """Return the percentage of runs that the second of two users gets. `bursts` has the number of bursts of each."""
     with contextlib.ExitStack() as stack:
         pair = [client(stack, uid, works, address, n, 0.0) for uid, n in zip((ONE, OTHER), bursts, strict=True)]
         counts = [0, 0]
@@ -208,7 +208,7 @@ def share(address: str, seconds: float, rounds: int, bursts: tuple[int, int]) ->
 
 
 def beside(address: str, does: Callable[..., None], seconds: float, rounds: int) -> dict[str, Any]:
-    """Have an honest client of one user run alone and beside a hostile one of another, in turns."""
+    """Measure an honest client of one user alone, and beside a hostile client of another user, in turns."""
     with contextlib.ExitStack() as stack:
         honest = client(stack, ONE, works, address, 1, PAUSE)
         hostile = client(stack, OTHER, does, address)
@@ -239,7 +239,7 @@ def beside(address: str, does: Callable[..., None], seconds: float, rounds: int)
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="beside each hostile client")
     parser.add_argument("--rounds", type=int, default=6)

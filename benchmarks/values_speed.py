@@ -1,4 +1,4 @@
-"""What strings and maps cost on their way through a service, beside `InferenceSession.run` in one's own process.
+"""Measure strings and maps passed through a service, against `InferenceSession.run` in this process.
 
 ``python benchmarks/values_speed.py [--rounds 200]`` runs two classifiers as scikit-learn exports them, in turns: one of
 numbers that answers with a string and a map for each row (ZipMap), and one of a table with a column of strings. Before
@@ -29,7 +29,8 @@ RNG = np.random.default_rng(1)
 
 
 def model(nodes: list[Any], inputs: list[Any], width: int) -> bytes:
-    """What ends in a linear classifier of `width` features, its probabilities, and a map of them for each row."""
+    """Return a model that ends in a linear classifier of `width` features, with a map of probabilities per
+    row."""
     ends = [
         helper.make_node(
             "LinearClassifier",
@@ -81,7 +82,7 @@ def inputs_of(kind: str, rows: int) -> dict[str, Any]:
 
 
 def measured(calls: list[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """Return the microseconds of each call in each round; they take turns."""
+    """Measure calls in turns. Return the microseconds of each call in each round."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, into in zip(calls, times, strict=True):

@@ -1,16 +1,16 @@
-"""A call now and then, beside programs that compute: a burst, a socket and a Pipe.
+"""Measure occasional calls over a burst, a socket and a Pipe, beside programs that compute.
 
 ``python benchmarks/waiting.py [--think MS,...] [--hogs N,...] [--work MS] [--clients N] [--rounds N]
 [--json FILE] [--markdown FILE]``
-A client sleeps between its calls, as one does that has a camera, an audio loop or a game for its clock; ``while True:
-pass`` runs as often as ``--hogs`` says. In each round every kind has a turn of half a second:
+A client sleeps between its calls, like a program with a camera, an audio loop or a game. ``--hogs`` sets the number
+of processes that run ``while True: pass``. In each round every kind has a turn of half a second:
 
-* ``burst``: `Execution.run()` of a service of its own, as delivered; ``asleep``: the same, with a polling window of 0;
+* ``burst``: `Execution.run()` on the client's own service; ``asleep``: the same with a polling window of 0;
 * ``shared``: the same as ``burst``, through ``nnburst serve``;
 * ``socket``, ``pipe``: 32 bytes there and back through a SEQPACKET socketpair, and through `multiprocessing.Pipe`.
 
-``--work``: the server computes so long before it answers; without, it does nothing. A row prints means, and the 99th
-percentile behind each, in microseconds, of all clients and turns together.
+``--work`` sets how long the server computes before it answers; by default it does nothing. A row has means, each
+followed by the 99th percentile, in microseconds, over all clients and turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TURN = 0.5
 _MESSAGE = bytes(32)
 _COLUMNS = 1024
 _ROWS_A_MILLISECOND = 1024
-"""Of a product with a matrix of so many columns; what it takes is printed."""
+"""Rows of a matrix product that takes about a millisecond. The real time is printed."""
 
 
 def _product(work: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -48,7 +48,7 @@ def _product(work: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def model(work: float) -> Model:
-    """One operation: nothing where the device does nothing, else a product of matrices."""
+    """Return a model of one operation, a matrix product, or nothing if `work` is 0."""
     builder = ModelBuilder()
     if work:
         x, weights = _product(work)
@@ -121,7 +121,7 @@ KINDS: dict[str, Callable[[str, float], Any]] = {
 
 
 def _client(kind: str, address: str, work: float, end: Connection) -> None:
-    """Call and sleep until the time that it is told; send the seconds of each call."""
+    """Call and sleep in turn until a given time. Send the seconds of each call."""
     with KINDS[kind](address, work) as call:
         call()
         end.send(None)
@@ -139,7 +139,7 @@ def _client(kind: str, address: str, work: float, end: Connection) -> None:
 
 @contextlib.contextmanager
 def hogs(count: int) -> Iterator[None]:
-    """Run so many programs that take all they can."""
+    """Run `count` programs that compute without pause."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             stack.callback(stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"])).kill)
@@ -149,7 +149,7 @@ def hogs(count: int) -> Iterator[None]:
 def measure(
     programs: dict[str, list[Program]], thinks: list[float], busy: list[int], rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Return a row for each number of hogs and pause."""
+    """Yield a row for each number of hogs and each pause."""
     for count in busy:
         for think in thinks:
             took: dict[str, list[float]] = {kind: [] for kind in programs}
@@ -166,7 +166,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a page shows them."""
+    """Return the rows as a Markdown table."""
     lines = [f"| µs: mean (p99) | {' | '.join(KINDS)} |", "|---" + "|--:" * len(KINDS) + "|"]
     for row in rows:
         cells = (f"{row[kind][0]:,.0f} ({row[kind][1]:,.0f})" for kind in KINDS)

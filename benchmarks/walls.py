@@ -1,4 +1,4 @@
-"""What the sandbox costs, in turns with ``sandbox="off"``, and what opening a model on a shared service takes.
+"""Measure the cost of the sandbox against ``sandbox="off"``, and the time to open a model on a shared service.
 
 ``python benchmarks/walls.py [--rounds N] [--json FILE]`` prints medians over the rounds, and the median of the ratios
 (runs) or differences (opening) of each round. Runs are pinned: the client to the first processor, services to the
@@ -24,12 +24,12 @@ import nnburst
 
 _RUNS = 2000
 _QUIET = 0.5
-"""Seconds for which a shared service rests."""
+"""Seconds to leave a shared service idle."""
 MODES = ("on", "off")
 
 
 def timed(function: Callable[[], object], times: int, pause: float = 0.0) -> float:
-    """Return the median of so many calls, in µs, with a pause before each."""
+    """Return the median time of a number of calls in microseconds, with a pause before each."""
     clock = time.perf_counter_ns
     took = []
     for _ in range(times):
@@ -42,7 +42,7 @@ def timed(function: Callable[[], object], times: int, pause: float = 0.0) -> flo
 
 
 def runs(mode: str, model: str, pin: list[int]) -> dict[str, float]:
-    """Measure runs in two services of a mode."""
+    """Measure runs in two services of a sandbox mode."""
     x = {"x": np.ones((1, 784), np.float32)}
     with nnburst.launch(devices=["nnburst-noop"], sandbox=mode, affinity=pin) as service:
         rows = {}
@@ -67,7 +67,7 @@ def runs(mode: str, model: str, pin: list[int]) -> dict[str, float]:
 
 
 def opening(mode: str, model: str) -> float:
-    """Open a session, run it, in ms."""
+    """Return the milliseconds to open a session and run it once."""
     x = {"x": np.ones((1, 784), np.float32)}
     begun = time.perf_counter()
     with nnburst.Session(model, sandbox=mode) as session:
@@ -76,7 +76,7 @@ def opening(mode: str, model: str) -> float:
 
 
 def shared(model: str, rounds: int) -> dict[str, float]:
-    """Open a named model and one's own on a running service, in ms: the first one of its user, and another one."""
+    """Return the milliseconds to open a named model and a client's own model on a service, first and again."""
     x = {"x": np.ones((1, 784), np.float32)}
     took: dict[str, list[float]] = {"named": [], "own, first of its user": [], "own, another one": []}
     with shared_service("--model", f"mlp={model}", "--isolate", "connection") as address:
@@ -92,7 +92,7 @@ def shared(model: str, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")

@@ -1,6 +1,6 @@
-"""What watching costs a no-op execution: timing some of them, an attached `nnburst top`, a trace.
+"""Measure the cost of watching for a no-op execution: timing, an attached `nnburst top`, a trace.
 
-Client and service have a CPU each; the cases take turns in short blocks, and the ratios compare medians of neighbours.
+Client and service have one CPU each. The cases take turns in short blocks, and ratios compare neighbouring blocks.
 
     python benchmarks/watching.py [--rounds 15]
 """
@@ -25,7 +25,7 @@ from nnburst.cli.bench.rounds import allowed_cpus
 
 BLOCK = 10_000
 ATTACHED = 1.3
-"""Seconds of a block with `top`, which looks once a second."""
+"""Seconds of a block with `top`, which reads once a second."""
 
 
 def model() -> nnburst.Model:
@@ -36,7 +36,7 @@ def model() -> nnburst.Model:
 
 
 def median_ns(run: Callable[[], Any]) -> float:
-    """Median of a block of executions, the clock included."""
+    """Return the median time of a block of executions in nanoseconds, including the clock's."""
     took = []
     for _ in range(BLOCK):
         started = perf_counter_ns()
@@ -46,7 +46,7 @@ def median_ns(run: Callable[[], Any]) -> float:
 
 
 def compare(name: str, cases: dict[str, Callable[[], float]], rounds: int) -> None:
-    """Let two cases take turns; print their medians, the ratio and the difference."""
+    """Measure two cases in turns. Print their medians, the ratio and the difference."""
     found: dict[str, list[float]] = {case: [] for case in cases}
     for i in range(rounds):
         for case in sorted(cases, reverse=bool(i % 2)):
@@ -71,7 +71,7 @@ def main() -> None:
             return stack.enter_context(service.session(model()))
 
         timed, off = opened().bind(), opened()
-        lib.nnb_client_trace(off.burst.controller.endpoint, ffi.NULL, 2**31 - 1)  # one run in so many is timed
+        lib.nnb_client_trace(off.burst.controller.endpoint, ffi.NULL, 2**31 - 1)  # times one run in 2**31 - 1: none
         untimed = off.bind()
         os.environ["NNBURST_TRACE"] = f"{directory}/trace.json"
         traced = opened().bind()

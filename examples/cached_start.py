@@ -1,6 +1,6 @@
-"""Starting the same program again and again: what a compilation cache does.
+"""Show how a compilation cache speeds up repeated starts of a program.
 
-Each start is a service process of its own. The cache is in a temporary directory that is removed at the end.
+Each start has its own service process. The cache is in a temporary directory that is removed at the end.
 
 Usage: python examples/cached_start.py [--width 800] [--starts 3]
 """
@@ -18,7 +18,7 @@ import nnburst
 
 
 def build(width: int) -> nnburst.Model:
-    """Four fully connected layers."""
+    """Return a model of four fully connected layers."""
     rng, b = np.random.default_rng(0), nnburst.ModelBuilder()
     y = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, width))
     for _ in range(4):
@@ -29,7 +29,7 @@ def build(width: int) -> nnburst.Model:
 
 
 def start(model: nnburst.Model, directory: str, width: int) -> np.ndarray:
-    """One start of the program: open, run a few times, say what happened."""
+    """Do one start of the program: open a session, run a few times, and print the outcome. Return the last output."""
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         began = time.perf_counter()
         with service.session(model, cache_dir=directory) as session:
@@ -51,7 +51,7 @@ def main() -> int:
         parser.error("--width and --starts are at least 1")
     model, answers = build(options.width), []
     with tempfile.TemporaryDirectory(prefix="nnburst-example-") as place:
-        os.environ["NNBURST_STATE_DIR"] = f"{place}/state"  # a real program leaves this where it is
+        os.environ["NNBURST_STATE_DIR"] = f"{place}/state"  # a real program keeps the default
         for _ in range(options.starts):
             answers.append(start(model, f"{place}/cache", options.width))
     same = all((answer == answers[0]).all() for answer in answers)

@@ -1,9 +1,9 @@
-"""Camera-like frames from a memory ring that another process writes.
+"""Classify camera-like frames in a memory ring that another process writes.
 
-The "camera" process draws a bright spot into the slots of one shared memory pool, in turn, and says through a message
-queue which slot has a new frame. It does not wait, as a camera does not. Here each slot has an execution that was bound
-once; the service reads the pixels where the camera put them, and nothing is copied on the way. Every slot begins with
-a number that is odd while the camera draws: a frame that was overwritten meanwhile is noticed and not counted.
+The "camera" process draws a bright spot into the slots of one shared memory pool, in turn, and sends the number of
+each new frame's slot through a message queue. Like a real camera, it does not wait. Here each slot has an execution
+that was bound once; the service reads the pixels in place, and nothing is copied. Every slot begins with a number
+that is odd while the camera draws, so that a frame that was overwritten during a run is noticed and not counted.
 
 Usage: python examples/camera_ring.py [--frames 1000] [--fps 200] [--slots 8]
 """
@@ -29,12 +29,12 @@ CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def corner_of(frame: int) -> int:
-    """Which quarter the spot of a frame is in; both sides know, so that the answers can be checked."""
+    """Return the quarter with the spot of a frame. Both sides know it, so that the answers can be checked."""
     return (frame * 2654435761 >> 16) % 4
 
 
 def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, fps: float) -> None:
-    """Draw frames into the ring; runs in a process of its own."""
+    """Draw frames into the ring. Runs in its own process."""
     ready = MessageQueue.attach(queue, READY)
     rng = np.random.default_rng(3)
     noise = rng.integers(0, 40, (4, SIDE, SIDE), np.uint8)
@@ -43,7 +43,7 @@ def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, f
         slot = frame % slots
         number = ring.array(np.uint64, (1,), slot * SLOT)
         pixels = ring.array(np.uint8, (SIDE, SIDE), slot * SLOT + HEADER)
-        number[0] = 2 * frame + 1  # odd: being drawn
+        number[0] = 2 * frame + 1  # odd while the frame is drawn
         pixels[...] = noise[frame % 4]
         row, column = divmod(corner_of(frame), 2)
         y, x = row * SIDE // 2 + 8, column * SIDE // 2 + 8
@@ -58,7 +58,7 @@ def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, f
 
 
 def build() -> nnburst.Model:
-    """Brightness of each quarter: an average over 32 × 32 pixels of the uint8 frame."""
+    """Return a model of the brightness of each quarter: the average over 32 × 32 pixels of the uint8 frame."""
     b = nnburst.ModelBuilder()
     image = b.input("image", OperandType.TENSOR_QUANT8_ASYMM, (1, SIDE, SIDE, 1), scale=1 / 255, zero_point=0)
     quarters = b.average_pool_2d(image, SIDE // 2, stride=SIDE // 2, padding="valid")
@@ -90,11 +90,11 @@ def look(
                     continue
                 raise SystemExit("the camera process has ended without a last frame") from None
             while (more := ready.read(1)) is not None:
-                news = more  # only the newest frame is worth looking at
+                news = more  # only the newest frame is of interest
             slot, newest = news[0].tolist()
             bound[slot].run()
             if int(numbers[slot][0]) != 2 * newest + 2:
-                torn += 1  # the camera came around while the service looked
+                torn += 1  # the camera has overwritten the frame during the run
                 continue
             seen += 1
             wrong += int(np.argmax(bound[slot].outputs["brightness"])) != corner_of(newest)

@@ -1,8 +1,8 @@
-"""A recurrent network whose state never leaves the service.
+"""Run a recurrent network whose state never leaves the service.
 
 A gated recurrent cell follows a noisy signal. Its state is an output of each step and an input of the next:
-``Session.bind(state={"h_out": "h_in"})`` keeps it in the device, so that no byte of it crosses. The result is
-compared with the same cell in NumPy, and a step with one whose state is copied in and out.
+``Session.bind(state={"h_out": "h_in"})`` keeps it in the device, so that it is never transferred. The result is
+compared with the same cell in NumPy, and the time of a step with that of a session whose state is copied in and out.
 
 Usage: python examples/recurrent_state.py [--units 256] [--steps 500]
 """
@@ -22,7 +22,7 @@ Weights = dict[str, np.ndarray]
 
 
 def make_weights(units: int) -> Weights:
-    """Draw the weights of a minimal gated unit (one gate); small, so that the state neither dies nor explodes."""
+    """Return random weights of a minimal gated unit (one gate), small enough that the state stays bounded."""
     rng = np.random.default_rng(1)
 
     def draw(rows: int, columns: int) -> np.ndarray:
@@ -38,7 +38,8 @@ def make_weights(units: int) -> Weights:
 
 
 def build(w: Weights, units: int) -> nnburst.Model:
-    """One step: gate = σ(Wx + Uh), new = tanh(Vx + gate ∘ Zh), h' = h + gate ∘ (new - h), y = r·h'."""
+    """Return one step: gate = σ(Wx + Uh), new = tanh(Vx + gate ∘ Zh), h' = h + gate ∘ (new - h), y =
+    r·h'."""
     b = nnburst.ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, FEATURES))
     h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, units))
@@ -51,7 +52,7 @@ def build(w: Weights, units: int) -> nnburst.Model:
 
 
 def step_in_numpy(w: Weights, x: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same step, here: (next state, output)."""
+    """Compute the same step in NumPy. Return (next state, output)."""
     gate = 1 / (1 + np.exp(-(x @ w["gate_x"].T + h @ w["gate_h"].T)))
     new = np.tanh(x @ w["new_x"].T + gate * (h @ w["new_h"].T))
     following = (h + gate * (new - h)).astype(np.float32)
@@ -85,7 +86,7 @@ def main() -> int:
                 bound.run()
                 found.append(float(bound.outputs["y"][0, 0]))
             kept = (time.perf_counter() - started) / steps
-            state = bound.get_state()["h_in"]  # copied out once, to look at it
+            state = bound.get_state()["h_in"]  # copied once, to inspect it
 
         state_here = np.zeros((1, units), np.float32)
         started = time.perf_counter()

@@ -1,7 +1,8 @@
-"""Listen for a wake word: three .tflite models in one audio pipeline, each in a sandbox of its own.
+"""Listen for a wake word, with three .tflite models in one audio pipeline, each in its own sandbox.
 
-The samples become mel bands, 76 rows of these an embedding, 16 embeddings a probability. The models are those of the
-package pyopen-wakeword; without a recording the program listens to noise, and compares with LiteRT in process.
+The first model turns samples into mel bands, the second 76 rows of bands into an embedding, the third 16 embeddings
+into a probability. The models come with the package pyopen-wakeword. Without a recording the program listens to
+noise. It compares the results with LiteRT in this process.
 
     pip install 'nnburst[litert]' pyopen-wakeword
     python examples/wake_word.py [RECORDING.wav]        16 kHz, 16 bits, one channel
@@ -30,12 +31,12 @@ Step = Callable[[Any], Any]
 MODELS = Path(str(pyopen_wakeword.__file__)).parent / "models"
 NAMES = ("melspectrogram", "embedding_model", "okay_nabu")
 CHUNK, BEFORE = 1280, 480
-"""Samples of 80 ms, and those before them that their first band needs."""
+"""Number of samples in 80 ms, and of earlier samples that their first band needs."""
 ROWS, EVERY, EMBEDDINGS = 76, 8, 16
 
 
 def probabilities(samples: Any, mel: Step, embed: Step, word: Step) -> list[float]:
-    """Return the probability of the word after each 80 ms, as soon as there is enough to hear."""
+    """Return the probability of the word after each 80 ms, once there are enough samples."""
     heard, bands, features = np.zeros(BEFORE, np.float32), np.zeros((0, 32), np.float32), np.zeros((0, 96), np.float32)
     found = []
     for start in range(0, len(samples) - CHUNK + 1, CHUNK):
@@ -50,13 +51,13 @@ def probabilities(samples: Any, mel: Step, embed: Step, word: Step) -> list[floa
 
 
 def in_service(session: nnburst.Session) -> Step:
-    """Return a function that runs a session."""
+    """Return a function that runs a model in its service."""
     name = session.get_inputs()[0].name
     return lambda array: session.run(None, {name: array})[0]
 
 
 def in_process(name: str) -> Step:
-    """Return a function that runs the same file here."""
+    """Return a function that runs the same model in this process."""
     runner = Interpreter(model_path=str(MODELS / f"{name}.tflite")).get_signature_runner()
     (taken,) = runner.get_input_details()
     (given,) = runner.get_output_details()
@@ -72,7 +73,7 @@ def read(path: str) -> Any:
 
 
 def main() -> None:
-    """Listen, and compare."""
+    """Listen, print the probabilities, and compare."""
     noise = np.random.default_rng(1).normal(0, 500, 16000 * 4).astype(np.float32)
     samples = read(sys.argv[1]) if len(sys.argv) > 1 else noise
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The command: `nnburst bench` with more rows, the budget, and files for the documentation. See `make bench`."""
+"""The command of the benchmark of record: more rows than `nnburst bench`, the budget, and files. See `make bench`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(
     json_path: Path | None,
     markdown_path: Path | None,
 ) -> None:
-    """Measure every row, and compare the run with the budget of the design. See docs/benchmarks.md."""
+    """Measure every row, and compare the ratios with the budget of the design. See docs/benchmarks.md."""
     cases, others = select(all_cases(), only), watch_others(set(allowed_cpus()))
     conditions, _, results = measure(cases, *how_much(quick, rounds))
     report = Record(conditions, cases, results, others=others())

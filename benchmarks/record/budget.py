@@ -1,6 +1,6 @@
-"""The budget: what the design promises, as ratios of rows of the same run.
+"""The budget: the promises of the design, as ratios of rows of the same run.
 
-A verdict is the rounds' own: three quarters of them have to agree. On a machine that other programs use there is none.
+Three quarters of the rounds have to agree for a verdict. On a busy machine there is no verdict.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from nnburst.cli.bench.sampling import Result
 
 MOST_OTHERS = 0.05
-"""Share of the CPUs' time beyond which others disturb too many turns; an idle machine has about 0.01."""
+"""Largest share of CPU time of other programs, beyond which they disturb too many turns; about 0.01 when idle."""
 _LINE = "line"
 _STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """``row / base``, of medians or another percentile, must be at most (or at least) `limit`."""
+    """A promise: ``row / base``, of medians or another percentile, is at most (or at least) `limit`."""
 
     text: str
     row: str
@@ -62,10 +62,10 @@ BUDGET: tuple[_Promise, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One promise and the measured value.
+    """The outcome of one promise.
 
     Attributes:
-        text: The promise.
+        text: The promise in words.
         ratio: Median of the settled rounds' ratios; NaN if there is none.
         limit: The promised value.
         outcome: ``pass``, ``miss``, ``not settled`` (the machine does not allow a verdict) or ``not measured``.
@@ -78,11 +78,11 @@ class Verdict:
 
 
 def verdicts(results: Mapping[str, Result], others: float = 0.0) -> list[Verdict]:
-    """Compare a run with the budget. Ratios are taken within each round, then the median over the rounds.
+    """Compare a run with the budget, by the median over the rounds of the ratio within each round.
 
     Args:
         results: The rows.
-        others: Share of the CPUs' time that other programs and the host had meanwhile.
+        others: Share of CPU time that other programs and the host took during the run.
     """
     out = []
     for promise in BUDGET:

@@ -1,4 +1,4 @@
-"""Rows (j): compiling a model of five million weights, restoring it from cache files, and the least that can take."""
+"""Rows (j): compiling a model of five million weights, restoring it from cache files, and a lower bound for that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WEIGHTS = _WIDTH * _WIDTH * _LAYERS
 
 
 def _model() -> Model:
-    """Two fully connected layers. Compiling arranges their weights."""
+    """Return a model of two fully connected layers, whose weights are rearranged when it is compiled."""
     rng, b = np.random.default_rng(0), ModelBuilder()
     y = b.input("x", OperandType.TENSOR_FLOAT32, (1, _WIDTH))
     for _ in range(_LAYERS):

@@ -1,4 +1,4 @@
-"""Rows (k): runs that are awaited in an event loop, beside an echo of asyncio's own, and several in flight."""
+"""Rows (k): runs awaited in an event loop, against an echo in asyncio, and several runs in flight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NBYTES = len(MESSAGE)
 
 
 def _time_awaits(loop: asyncio.AbstractEventLoop, call: Callable[[], Awaitable[object]], count: int) -> Samples:
-    """As `time_calls`, inside a task of the loop."""
+    """Return samples like `time_calls`, of a call awaited in a task of the loop."""
 
     async def timed() -> Samples:
         now, stamps = time.perf_counter_ns, [0] * (count + 1)
@@ -58,7 +58,7 @@ def _open_awaited(polls: bool, copies: bool) -> Iterator[Subject]:
 
 
 class _Echo(asyncio.Protocol):
-    """The fastest way that asyncio has: no stream, one future for each answer."""
+    """Client of the fastest echo in asyncio: a protocol without streams, and one future for each answer."""
 
     answer: asyncio.Future[bytes]
 

@@ -1,4 +1,4 @@
-"""Rows (l): a small ONNX model in a service one of whose threads holds the interpreter lock, without using a CPU."""
+"""Rows (l): a small ONNX model in a service where another thread keeps the interpreter lock without using a CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnburst.cli.bench.sampling import Samples
 _WIDTH = 16
 _THINKING_NS = 100_000
 _WINDOW = 0.001
-"""Seconds; longer than the client thinks, so that no sample has a sleeper's wake in it."""
+"""Polling window in seconds, longer than the client's pause, so that no sample includes a wake-up."""
 HOLDER = """
 import ctypes, threading
 from nnburst.devices.function import Tensor, declare
@@ -75,7 +75,7 @@ def _open_thinking(holds: bool) -> Iterator[Subject]:
 
 
 def _time_runs(run: object, count: int) -> Samples:
-    """Run, and do something else for 100 µs; int64[count] nanoseconds of the runs."""
+    """Run with a pause of 100 µs after each run. Return the nanoseconds of each run, int64[count]."""
     assert callable(run)
     now, samples = time.perf_counter_ns, np.empty(count, np.int64)
     for i in range(count):

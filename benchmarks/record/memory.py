@@ -1,4 +1,4 @@
-"""Rows (g), (h) and (i): how an input gets across, where recurrent state lives, and what a slot saves."""
+"""Rows (g), (h) and (i): ways to pass an input, places of recurrent state, and the benefit of a slot."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _open_pool(copies: bool) -> Iterator[Subject]:
 
 
 def _shared_server(connection: Any) -> Generator[None, None, None]:
-    """Map what the first message names, then answer each message with 32 bytes."""
+    """Map the memory that the first message names, then answer each message with 32 bytes."""
     receive, send = connection.recv_bytes, connection.send_bytes
     yield
     shared = SharedMemory(receive().decode())
@@ -158,7 +158,7 @@ def _copied(service: Any, window: float, nbytes: int, stack: ExitStack) -> Calla
 
 
 def _in_pool(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:
-    """The client keeps two states in a pool and has them change places, as the buffers of a memory domain do."""
+    """Return a run with two states in a pool of the client, which alternate like the buffers of a memory domain."""
     prepared = service.device(_REFERENCE).prepare_model(step_model(nbytes))
     stack.callback(prepared.close)
     burst = stack.enter_context(ExecutionBurstController.create(prepared, polling_window=window))
@@ -189,7 +189,7 @@ def _open_state(way: Callable[..., Callable[[], object]], nbytes: int) -> Iterat
 
 
 def _time_steps(run: Callable[[], object], count: int) -> Samples:
-    """What a step takes of a run; a tenth as many runs as other rows have, which take that much longer."""
+    """Return the time of a step: a run's time divided by its steps. It makes a tenth of the usual runs."""
     return time_calls(run, max(1, count // 10)) // STEPS
 
 
@@ -230,11 +230,11 @@ def _open_slot(later: bool) -> Iterator[Subject]:
     arguments = [(RequestArgument(False, DataLocation(0, offset, _SLOT)),) for offset in (0, _SLOT)]
 
     def sample(count: int) -> Samples:
-        """Each sample has a memory of its own, so that it is the first run with it, or the second."""
+        """Return samples with a new memory each, so that a sample is the first or second run with it."""
         now, times = time.perf_counter_ns, np.empty(count, np.int64)
         for i in range(count):
             with Memory.ashmem(2 * _SLOT) as memory:
-                memory.array(np.uint8, (2 * _SLOT,))[...] = 0  # its pages exist
+                memory.array(np.uint8, (2 * _SLOT,))[...] = 0  # allocates its pages
                 run = burst.bind(Request(arguments[0], arguments[1], (memory,))).run
                 if later:
                     run()

@@ -1,4 +1,4 @@
-"""Other programs on the processors, while something is measured."""
+"""Measurement of the CPU time that other programs take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def watch_others(cpus: Collection[int]) -> Callable[[], float]:
-    """Begin to watch; the result returns the share of these CPUs that other programs and the host have had since."""
+    """Return a function that returns the share of CPU time taken by other programs and the host since now."""
     start, busy = time.monotonic(), _busy_seconds(cpus) - _own_seconds()
 
     def share() -> float:
@@ -21,7 +21,7 @@ def watch_others(cpus: Collection[int]) -> Callable[[], float]:
 
 
 def _busy_seconds(cpus: Collection[int]) -> float:
-    """Return for how long these CPUs have not been idle since the machine started; what the host took counts.
+    """Return the seconds that these CPUs have been busy since the machine started, including time taken by the host.
 
     Source: proc_stat(5).
     """
@@ -32,14 +32,14 @@ def _busy_seconds(cpus: Collection[int]) -> float:
 
 
 def _own_seconds() -> float:
-    """Return the processor time of this process and of all below it, those included that have ended.
+    """Return the processor seconds of this process and its descendants, including ended ones.
 
     Source: proc_pid_stat(5).
     """
     below: dict[str, list[str]] = {}
     ticks = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             fields = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             below.setdefault(fields[1], []).append(file.parent.name)
             ticks[file.parent.name] = sum(map(int, fields[11:15]))

@@ -1,4 +1,4 @@
-"""The other ways to echo 32 bytes between two Python processes: one row of a table each.
+"""Other ways to echo 32 bytes between two Python processes, one row each.
 
 Every peer is used in the fastest way that its Python interface offers for one request and one answer: raw bytes
 rather than pickled objects where there is a choice, and both sides polling where the peer is meant to be polled.
@@ -25,7 +25,7 @@ from nnburst.cli.bench.rounds import Case, Subject
 from .server import Serve, server_process
 
 MESSAGE = bytes(range(32))
-_WAKE_SECONDS = 1.0  # servers of libraries that swallow signals look up this often to see whether they must end
+_WAKE_SECONDS = 1.0  # servers of libraries that swallow signals check this often whether they must end
 
 Call = Callable[[], object]
 
@@ -54,7 +54,7 @@ def _open(link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], 
         answer = call()
         if isinstance(answer, bytes) and answer != MESSAGE:
             raise RuntimeError(f"its answer is {answer!r}, not what it was sent")
-        stack.callback(process.unpark)  # before the client lets go: closing may need an answer
+        stack.callback(process.unpark)  # before the client closes, which may need an answer
         yield process.subject(call)
 
 
@@ -312,7 +312,7 @@ def _iceoryx_server(name: str) -> Generator[None, None, None]:
 
 
 def same_bytes(message: object) -> bytes:
-    """Stand in for pickling on both ends of a faster-fifo queue, which takes and hands out views of bytes."""
+    """Return a message unchanged, in place of pickling at both ends of a faster-fifo queue."""
     return bytes(message)  # type: ignore[call-overload, no-any-return]
 
 
@@ -367,7 +367,7 @@ def _case(
     key: str, title: str, wait: str, link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], serve: Serve,
     one_core: bool = False,
 ) -> Case:  # fmt: skip
-    """A row: how the two ends are made, and what each does with its own; the second is pickled into the server."""
+    """Return a row from functions that create the two ends and that use them. `serve` is pickled into the server."""
     return Case(key, "e", title, wait, len(MESSAGE), partial(_open, link, client, serve), one_core)
 
 
@@ -378,7 +378,7 @@ _MODULES = {
     "faster-fifo": "faster_fifo",
     "faster-fifo-poll": "faster_fifo",
 }
-"""What rows need that is not of this package: ``pip install 'nnburst[bench]'``."""
+"""Third-party modules that rows need: ``pip install 'nnburst[bench]'``."""
 PEER_CASES: tuple[Case, ...] = (
     _case(
         "iceoryx2", "iceoryx2 request-response", "poll", _iceoryx_link, _iceoryx_client, _iceoryx_server,
@@ -412,9 +412,9 @@ PEER_CASES: tuple[Case, ...] = (
         "faster-fifo", "faster-fifo, bytes", "block", _fifo_link, _fifo_block_client, _fifo_block_server,
     ),
 )  # fmt: skip
-"""The order is that of the table."""
+"""The rows, in the order of the table."""
 
 
 def installed_peers() -> tuple[Case, ...]:
-    """Return the peers that are there."""
+    """Return the rows whose modules are installed."""
     return tuple(case for case in PEER_CASES if case.key not in _MODULES or find_spec(_MODULES[case.key]))

@@ -20,7 +20,7 @@ from nnburst.fmq import MessageQueue, MQDescriptor
 from .peers import MESSAGE
 from .server import server_process
 
-PACKET_THERE, PACKET_BACK = 7, 4  # datums of a request and a result of a model with one input and one output
+PACKET_THERE, PACKET_BACK = 7, 4  # datums of a request and of a result, for a model with one input and one output
 DATUM_BYTES = 24
 _HERE = Path(__file__).parent
 _SOURCES = [_HERE / "queue.c", *(path for path in _HERE.parents[1].glob("csrc/*.c") if path.name != "bench.c")]
@@ -29,7 +29,7 @@ _FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
 
 @cache
 def _library() -> Any:
-    """Compile the measurement with the core, as the package compiles that."""
+    """Compile the measurement with the C core, with the options of the package."""
     ffi = FFI()
     ffi.cdef("int bench_queue(int, int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t *);")
     with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:
@@ -42,9 +42,9 @@ def _library() -> Any:
 
 
 def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 1100) -> Samples:
-    """Send `there` datums one way and `back` datums the other between two C threads; int64[count] nanoseconds.
+    """Send `there` datums and receive `back` datums between two C threads. Return nanoseconds, int64[count].
 
-    The queues are new each time; the warm-up goes around the ring of 1024 once, so that all its pages exist.
+    The queues are new each time. The warm-up goes around the ring of 1024 once, which allocates all its pages.
     """
     return from_c(
         count,

@@ -1,4 +1,4 @@
-"""What the record says beyond `nnburst bench`: the budget, what is saved, Markdown for the documentation."""
+"""The report of the benchmark of record: the budget, savings, and Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ FIGURES = {"p50": "p50_us", "p90": "p90_us", "p99": "p99_us", "p99.9": "p999_us"
 
 @dataclass
 class Record(Report):
-    """A finished run of the record; `others` is the share of the CPUs that other programs and the host had."""
+    """A finished run of the record. `others` is the share of CPU time of other programs and the host."""
 
     others: float = 0.0
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The budget."""
+        """The outcome of each promise of the budget."""
         return verdicts(self.results, self.others)
 
     def savings(self) -> list[str]:
-        """What the slot table saves and what verifying costs, in words, if the rows ran."""
+        """Sentences about the savings of the slot table and the cost of verification, if these rows ran."""
         p50 = {key: r.percentiles_us()["p50_us"] for key, r in self.results.items() if r.rounds}
         lines = []
         if {"slot-first", "slot-later"} <= p50.keys():
@@ -58,7 +58,7 @@ class Record(Report):
         return lines
 
     def show(self, console: Console) -> None:
-        """Print also what is saved, and the budget."""
+        """Print the table, the savings and the budget."""
         super().show(console)
         for line in self.savings():
             console.print("  " + line, markup=False, highlight=False)
@@ -69,12 +69,12 @@ class Record(Report):
             console.print(f"  [{style}]{v.outcome:>12}[/{style}]  {number(v.ratio):>6}  {v.text}", highlight=False)
 
     def document(self) -> dict[str, Any]:
-        """Return what the JSON file holds."""
+        """Return the content of the JSON file."""
         budget = [asdict(v) | {"ratio": finite(v.ratio)} for v in self.verdicts]
         return {**super().document(), "others": self.others, "budget": budget}
 
     def cells(self, case: Case) -> list[str]:
-        """Return the row of a table of Markdown."""
+        """Return the cells of a row in a Markdown table."""
         result, placement = self.results[case.key], "one core" if case.one_core else "apart"
         figures, samples = result.percentiles_us(), f"{len(result.samples):,}"
         shown = [*(number(figures[name]) for name in FIGURES.values()), number(self.ratio(case)), samples]
@@ -87,7 +87,7 @@ class Record(Report):
         ]
 
     def write_markdown(self, path: Path) -> None:
-        """Write the tables as `docs/benchmarks.md` and the README show them (`docs/tables.py --store`)."""
+        """Write the tables for `docs/benchmarks.md` and the README (`docs/tables.py --store`)."""
         machine, *conditions = self.conditions
         columns = [*FIGURES, "p50/L", "samples"]
         lines = [f"`python -m benchmarks.record`. {machine}.", ""]

@@ -1,4 +1,4 @@
-"""Every row of the record, in the order of the table, which is also the order inside a round."""
+"""The rows of the record, in the order of the table and of a round."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _open_shared() -> Iterator[Subject]:
 
 
 def _sink_server(connection: Any) -> Generator[None, None, None]:
-    """Take a payload, answer with 32 bytes: what the burst rows do."""
+    """Receive a payload and answer with 32 bytes, like the burst rows."""
     receive, send = connection.recv_bytes, connection.send_bytes
     yield
     while True:
@@ -82,7 +82,7 @@ _BURSTS: tuple[tuple[str, str, Callable[[], Any]], ...] = (
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every row. Rows that are compared with each other stand close together."""
+    """Return every row. Rows that are compared with each other are near each other."""
     bursts = BURSTS[0], *(Case(key, "d", title, "poll", 32, opener) for key, title, opener in _BURSTS), *BURSTS[1:]
     payloads = *POOLS, *map(_pipe, PAYLOADS)
     ours = *INPUT_CASES, *STATE_CASES, *SLOT_CASES, *CACHE_CASES, *LOCK_CASES
@@ -90,7 +90,7 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def select(cases: tuple[Case, ...], patterns: tuple[str, ...]) -> tuple[Case, ...]:
-    """Return the rows whose key or group matches any of the patterns (``*`` allowed), or all of them for none.
+    """Return the rows whose key or group matches any of the patterns (``*`` allowed). No patterns mean all rows.
 
     Raises:
         click.BadParameter: There is no such row.

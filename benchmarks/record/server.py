@@ -1,4 +1,4 @@
-"""A server process of a row: started, parked while other rows are measured, and always ended."""
+"""The server process of a row, which is stopped while other rows are measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _leave(signum: int, frame: object) -> NoReturn:
 
 
 def _main(serve: Serve, end: Any, ready: Any, parent: int) -> None:
-    """Body of the child: tell the parent when the server is ready, then serve until SIGTERM."""
+    """Tell the parent when the server is ready, then serve until SIGTERM. Runs in the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its servers
     signal.signal(signal.SIGTERM, _leave)
     end_with_parent()
@@ -46,14 +46,14 @@ def _main(serve: Serve, end: Any, ready: Any, parent: int) -> None:
 
 
 class ServerProcess:
-    """A child that serves; see `server_process`."""
+    """A server in a child process; see `server_process`."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
         self.pid: int = process.pid
 
     def subject(self, call: Any, timed: Callable[[Any, int], Samples] = time_calls) -> Subject:
-        """Return what takes samples of a call. Between them the process stands still, and leaves its CPU to others."""
+        """Return a `Subject` that samples a call. Between samples the process is stopped."""
 
         def sample(count: int) -> Samples:
             self.unpark()
@@ -73,7 +73,7 @@ class ServerProcess:
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """End the process: asked first, then killed."""
+        """End the process by SIGTERM, or SIGKILL if that does not work."""
         if self._process.is_alive():
             self.unpark()
             self._process.terminate()
@@ -89,8 +89,8 @@ def server_process(serve: Serve, end: Any) -> Iterator[ServerProcess]:
     """Run ``serve(end)`` in a spawned process for the duration of the context.
 
     Args:
-        serve: Module-level generator function: prepares, yields once, then serves for ever.
-        end: Its argument, pickled into the child.
+        serve: Module-level generator function, which prepares, yields once, then serves for ever.
+        end: The argument of `serve`, pickled into the child.
 
     Raises:
         DeviceUnavailable: The server did not become ready.

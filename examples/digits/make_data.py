@@ -1,4 +1,4 @@
-"""Writes digits.npz from scikit-learn's copy of the UCI digits (only needed to see where the file comes from).
+"""Write digits.npz from scikit-learn's copy of the UCI digits, to document the origin of the file.
 
 Usage: python examples/digits/make_data.py [--output FILE]      (needs scikit-learn)
 """

@@ -1,4 +1,4 @@
-"""Writes the ONNX files that `nnburst demo --save` hands out: digits.onnx, of weights.npz, and detector.onnx.
+"""Write the ONNX files of `nnburst demo --save`: digits.onnx (from weights.npz) and detector.onnx.
 
 Usage: python examples/digits/models.py [--output DIRECTORY]      (needs onnx)
 """
@@ -19,14 +19,14 @@ Array = npt.NDArray[Any]
 
 _OPSET, _IR = 17, 8
 _FLOAT, _UINT8 = 1, 2
-"""Numbers of ONNX's types."""
+"""ONNX's numbers of the two types."""
 _CELL, _STEP = 16, 4
-"""Pixels that the detector looks at together, and from one place to the next."""
+"""Width in pixels of the detector's window, and its step."""
 _LEAST_SCORE, _MOST_OVERLAP, _MOST_BOXES = 0.5, 0.3, 50
 
 
 def digits() -> onnx.ModelProto:
-    """Return the network of the demo: images float32 [n, 8, 8, 1] in, probabilities [n, 10] out."""
+    """Return the network of the demo, from images float32 [n, 8, 8, 1] to probabilities [n, 10]."""
     g = _Graph()
     with np.load(DATA / "weights.npz") as weights:
         w = {name: array if array.ndim < 3 else array.transpose(0, 3, 1, 2) for name, array in weights.items()}
@@ -43,9 +43,9 @@ def digits() -> onnx.ModelProto:
 
 
 def detector() -> onnx.ModelProto:
-    """Return what finds bright and dark squares of 16 pixels: a frame uint8 [height, width, 3] in, boxes [n, 6] out.
+    """Return a detector of squares of 16 pixels, from a frame uint8 [height, width, 3] to boxes [n, 6].
 
-    A box is left, top, right, bottom, score and class, 0 for a bright square and 1 for a dark one.
+    A box has left, top, right, bottom, score and class (0 for a bright square, 1 for a dark one).
     """
     g = _Graph()
     gray = g.add("ReduceMean", g.add("Cast", "image", to=_FLOAT), axes=[2], keepdims=0)
@@ -79,14 +79,14 @@ def detector() -> onnx.ModelProto:
 
 
 class _Graph:
-    """Nodes and constants of a model that is being made."""
+    """Builder of an ONNX model from nodes and constants."""
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
 
     def add(self, op: str, *inputs: str | Array | np.float32, output: str = "", **attributes: Any) -> str:
-        """Add a node, whose inputs are names or arrays; return the name of its output."""
+        """Add a node with names or arrays as inputs. Return the name of its output."""
         output = output or f"{op.lower()}{len(self._nodes)}"
         names = [each if isinstance(each, str) else self._constant(np.asarray(each)) for each in inputs]
         self._nodes.append(helper.make_node(op, names, [output], **attributes))
@@ -98,7 +98,7 @@ class _Graph:
         return name
 
     def model(self, name: str, inputs: dict[str, Any], outputs: dict[str, Any]) -> onnx.ModelProto:
-        """Return the model; inputs and outputs are types and shapes by name."""
+        """Return the model. `inputs` and `outputs` are types and shapes by name."""
         ends = [[helper.make_tensor_value_info(n, *of) for n, of in each.items()] for each in (inputs, outputs)]
         graph = helper.make_graph(self._nodes, name, *ends, self._constants)
         opsets = [helper.make_opsetid("", _OPSET)]

@@ -1,11 +1,11 @@
-"""Trains the convolutional network of `nnburst demo` in NumPy and writes its weights.
+"""Train the convolutional network of `nnburst demo` in NumPy, and write its weights.
 
     8×8×1 → conv 3×3×16 → ReLU → max pool 2×2 → conv 3×3×32 → ReLU → fully connected 10 → softmax
 
 Usage: python examples/digits/train.py [--epochs 200] [--seed 7] [--output FILE]
 
-The hold-out part of the data is looked at once, at the end. Weights are written in the layout that NNAPI
-operations take: filters [out, height, width, in], fully connected weights [units, inputs].
+The hold-out part of the data is used once, at the end. Weights are in the layout of NNAPI operations: filters [out,
+height, width, in], fully connected weights [units, inputs].
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def initial_weights(rng: np.random.Generator) -> Weights:
 
 
 def patches(x: Array) -> Array:
-    """Return the 3×3 neighbourhood of each pixel: [n, h, w, c] → [n, h, w, 3, 3, c], zeros outside."""
+    """Return the 3×3 neighbourhood of each pixel, with zeros outside: [n, h, w, c] → [n, h, w, 3, 3, c]."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
     return np.ascontiguousarray(windows.transpose(0, 1, 2, 4, 5, 3))
@@ -55,17 +55,17 @@ def conv(x: Array, weights: Array, bias: Array) -> tuple[Array, Array]:
 
 
 def conv_gradients(taken: Array, weights: Array, d_out: Array) -> tuple[Array, Array, Array]:
-    """Return the gradients of a convolution: input, filter, bias."""
+    """Return the gradients of a convolution's input, filter and bias."""
     flat = d_out.reshape(-1, d_out.shape[-1])
     d_weights = (flat.T @ taken.reshape(len(flat), -1)).reshape(weights.shape)
-    # The gradient of the input is a convolution with the filter turned by 180° and its channels swapped.
+    # The gradient of the input is a convolution with the filter, rotated by 180° and with swapped channels.
     turned = np.ascontiguousarray(weights[:, ::-1, ::-1, :].transpose(3, 1, 2, 0))
     d_x = patches(d_out).reshape(*d_out.shape[:3], -1) @ turned.reshape(len(turned), -1).T
     return d_x, d_weights, flat.sum(axis=0)
 
 
 def forward(w: Weights, x: Array) -> tuple[Array, dict[str, Array]]:
-    """Return the ten probabilities of each image, and what the gradients need."""
+    """Return the ten probabilities of each image, and the intermediate arrays for `gradients`."""
     a1, taken1 = conv(x, w["conv1_filter"], w["conv1_bias"])
     r1 = np.maximum(a1, 0)
     blocks = r1.reshape(len(x), 4, 2, 4, 2, 16)
@@ -102,9 +102,9 @@ def gradients(w: Weights, x: Array, labels: npt.NDArray[np.uint8]) -> Weights:
 
 
 def augmented(x: Array, rng: np.random.Generator) -> Array:
-    """Return each image, sometimes shifted by one pixel, with a little noise."""
+    """Return the images with a little noise, some of them shifted by one pixel."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    # Most images stay: the digits fill the whole height. (Chosen by cross-validation on the training part.)
+    # Most images are not shifted, as digits fill the whole height. (Chosen by cross-validation on the training part.)
     shifts = rng.choice(3, p=(0.1, 0.8, 0.1), size=(len(x), 2))
     moved = np.stack([image[dy : dy + 8, dx : dx + 8] for image, (dy, dx) in zip(padded, shifts, strict=True)])
     return np.clip(moved + rng.normal(0, 0.05, moved.shape), 0, 1).astype(np.float32)
@@ -135,17 +135,17 @@ def train(x: Array, labels: npt.NDArray[np.uint8], epochs: int, seed: int) -> We
 
 
 def value_decays(name: str) -> bool:
-    """Whether weight decay applies: to filters and weights, not to biases."""
+    """Return True if weight decay applies: to filters and weights, but not to biases."""
     return not name.endswith("bias")
 
 
 def accuracy(w: Weights, x: Array, labels: npt.NDArray[np.uint8]) -> float:
-    """Return the share of images whose likeliest digit is the right one."""
+    """Return the fraction of images whose most likely digit is correct."""
     return float((forward(w, x)[0].argmax(axis=1) == labels).mean())
 
 
 def main() -> None:
-    """Train and write."""
+    """Train the network and write its weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=7)

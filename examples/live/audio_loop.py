@@ -1,7 +1,7 @@
-"""Hear which keys of a telephone are pressed, ten milliseconds of sound at a time.
+"""Recognise telephone keys in sound, in blocks of ten milliseconds.
 
-The network is recurrent: how loud each tone has been lately is its state. The state stays in the device, in buffers
-whose roles alternate; only the samples of a block go there and the scores come back.
+The network is recurrent: its state is the recent loudness of each tone. The state stays in the device, in two buffers
+that alternate; only the samples of a block and the scores are transferred.
 
     python audio_loop.py --number 0123456789
 """
@@ -24,13 +24,13 @@ BLOCK = 80
 LOW, HIGH = (697, 770, 852, 941), (1209, 1336, 1477, 1633)
 KEYS = "123A456B789C*0#D"
 MEMORY = np.float32(0.75)
-"""How much of what was heard before remains after a block."""
+"""Factor of the earlier loudness after each block."""
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def tone_network() -> bytes:
-    """An ONNX file's bytes: (block, loudness so far) → (loudness, score of each of the 16 keys and of silence)."""
+    """Return an ONNX file's bytes: (block, previous loudness) → (loudness, scores of the 16 keys and of silence)."""
     try:
         from onnx import TensorProto, helper, numpy_helper
     except ImportError:
@@ -40,7 +40,7 @@ def tone_network() -> bytes:
     window = np.hanning(BLOCK)[:, None]
     pairs = np.zeros((8, 17), np.float32)
     for key in range(16):
-        pairs[key // 4, key] = pairs[4 + key % 4, key] = 1  # a key is one low and one high tone
+        pairs[key // 4, key] = pairs[4 + key % 4, key] = 1  # a key has one low and one high tone
     weights = {
         "cosine": np.cos(phase) * window,
         "sine": np.sin(phase) * window,
@@ -82,7 +82,7 @@ def tone_network() -> bytes:
 
 
 def dial(number: str) -> Iterator[Samples]:
-    """The sound of a number being dialled, with some noise, in blocks: 100 ms of each key, then 100 ms of nothing."""
+    """Yield blocks of the sound of a dialled number, with noise: 100 ms of each key and 100 ms of silence."""
     rng = np.random.default_rng(1)
     seconds = np.arange(RATE // 10) / RATE
     for key in number:
@@ -94,7 +94,7 @@ def dial(number: str) -> Iterator[Samples]:
 
 
 def main() -> None:
-    """Listen, report."""
+    """Run the loop and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", default="0123456789*#ABCD" * 10, help="what is dialled")
     parser.add_argument("--plot", help="image file for the latencies")

@@ -1,7 +1,7 @@
-"""Classify the frames of a camera while it goes on filming.
+"""Classify the frames of a camera that films continuously.
 
-A thread films into a ring of shared-memory pools; the main thread has the frame that is newest classified in a service
-process, in place: a frame is written once, by the camera, and never copied or sent.
+A thread films into a ring of shared-memory pools. The main thread has the newest frame classified in place by a
+service process: the camera writes a frame once, and it is never copied or sent.
 
     python camera_loop.py                                       # an artificial camera and a small network built here
     python camera_loop.py --model squeezenet.onnx --labels labels.txt --camera 0     # a real one, with OpenCV
@@ -28,7 +28,7 @@ RING = 4
 
 
 def shape_network() -> bytes:
-    """A network that knows a bar across, a bar upright and a cross wherever they are: an ONNX file's bytes."""
+    """Return an ONNX file's bytes: a network that recognises horizontal bars, vertical bars and crosses."""
     try:
         from onnx import TensorProto, helper, numpy_helper
     except ImportError:
@@ -36,10 +36,10 @@ def shape_network() -> bytes:
 
     across = np.zeros((11, 11), np.float32)
     across[5] = 1
-    bars = np.stack([across, across.T])[:, None] / 11  # one number per pixel: how much of a bar has it at its middle
+    bars = np.stack([across, across.T])[:, None] / 11  # one number per pixel: the part of a bar around it
     weights = {
         "bars": bars,
-        # scores from (most of a bar across, most of a bar upright): each class has its own corner of the square
+        # scores from (best horizontal bar, best vertical bar): each class has its own corner of that square
         "corners": np.float32([[-2, 2, -2, 2], [-2, -2, 2, 2]]),
         "bias": np.float32([3, 0.5, 0.5, -2]),
     }
@@ -64,13 +64,13 @@ def shape_network() -> bytes:
 
 
 class ArtificialCamera:
-    """Films shapes that jump about in front of noise."""
+    """Camera that draws jumping shapes in front of noise."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(3)
 
     def film(self, frame: np.ndarray[Any, np.dtype[np.float32]]) -> int:
-        """Write one frame where it is wanted; returns what is on it."""
+        """Write one frame into an array. Return the class of its shape."""
         shape = int(self._rng.integers(len(SHAPES)))
         picture = frame[0, 0]
         self._rng.random(out=picture, dtype=np.float32)
@@ -84,7 +84,7 @@ class ArtificialCamera:
 
 
 class OpenCvCamera:
-    """Films with a camera of this machine, RGB in 0 … 1 with the channels first."""
+    """Camera of this machine, with RGB frames from 0 to 1, channels first."""
 
     def __init__(self, number: int) -> None:
         import cv2
@@ -93,7 +93,7 @@ class OpenCvCamera:
         self._capture = cv2.VideoCapture(number)
 
     def film(self, frame: np.ndarray[Any, np.dtype[np.float32]]) -> int:
-        """Write one frame; its content does not matter."""
+        """Write one frame into an array. Return -1, as its class is unknown."""
         ok, picture = self._capture.read()
         if not ok:
             raise SystemExit("the camera gives no pictures")
@@ -104,7 +104,7 @@ class OpenCvCamera:
 
 
 def main() -> None:
-    """Film, classify, report."""
+    """Run the loop and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=5000, help="how many to classify")
     parser.add_argument("--model", help="an ONNX file that takes one image [1, channels, height, width]")

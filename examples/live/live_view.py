@@ -9,7 +9,7 @@ import numpy as np
 
 
 class LiveView:
-    """Keeps what each step took, and says so on one line of a terminal a few times per second.
+    """Recorder of the time of each step, which shows a line on the terminal a few times per second.
 
     Args:
         what: Beginning of the line.
@@ -23,7 +23,7 @@ class LiveView:
         self.microseconds: list[float] = []
 
     def step(self, seconds: float, news: str = "") -> None:
-        """Count a step."""
+        """Record a step of `seconds`, and show the line."""
         self.microseconds.append(seconds * 1e6)
         now = time.perf_counter()
         if now - self._shown > 0.25 and sys.stderr.isatty():
@@ -39,7 +39,7 @@ class LiveView:
             self._shown, self._since = now, len(self.microseconds)
 
     def summary(self) -> str:
-        """Everything in one line."""
+        """Return a summary of all steps in one line."""
         if sys.stderr.isatty():
             print(file=sys.stderr)
         rate = len(self.microseconds) / (time.perf_counter() - self._started)
@@ -47,7 +47,7 @@ class LiveView:
         return f"{rate:,.0f}/s, p50 {p50:,.1f} µs, p99 {p99:,.1f} µs, max {worst:,.1f} µs"
 
     def plot(self, path: str) -> None:
-        """Draw the latency of every step into an image file; says so if matplotlib is not there."""
+        """Draw the latency of every step into an image file. Prints a message if matplotlib is not installed."""
         try:
             import matplotlib
         except ImportError:

@@ -1,12 +1,12 @@
-"""NV12 frames of a camera that works like a V4L2 device: buffers go round between its process and this one.
+"""Process NV12 frames of a camera that works like a V4L2 device, whose buffers circulate between two processes.
 
-The camera owns a ring of buffers and hands out a descriptor of each, as VIDIOC_EXPBUF does. It fills only buffers that
-were queued (QBUF) and says which are full (DQBUF); a frame that finds no queued buffer is lost. Its lines are longer
-than the picture is wide, as those of much hardware are.
+The camera owns a ring of buffers and hands out a descriptor of each, as VIDIOC_EXPBUF does. It fills only queued
+buffers (QBUF) and reports full ones (DQBUF); a frame without a queued buffer is lost. Its lines are longer than the
+picture is wide, as with much hardware.
 
-Here each buffer is bound once, as two inputs of a model: brightness, and the pairs of U and V. The service reads whole
-lines where the camera wrote them, and the model cuts off their ends. With --copy the inputs are as wide as the picture:
-a simpler model, for which the service copies each line.
+Here each buffer is bound once, as two inputs of a model: brightness, and the pairs of U and V. The service reads
+whole lines in place, and the model cuts off their ends. With --copy, the inputs are as wide as the picture: the model
+is simpler, and the service copies each line.
 
     python v4l2_like.py [--frames 500] [--fps 250] [--buffers 4] [--copy]
 """
@@ -28,37 +28,37 @@ import nnburst
 from nnburst import Memory, OperandType
 from nnburst.memory import FORMATS, ImageLayout
 
-WIDTH, HEIGHT, BYTES_PER_LINE = 160, 120, 192  # what VIDIOC_S_FMT answers
+WIDTH, HEIGHT, BYTES_PER_LINE = 160, 120, 192  # the answer of VIDIOC_S_FMT
 SIZE = BYTES_PER_LINE * HEIGHT * 3 // 2
-TURN = struct.Struct("<II")  # (buffer, sequence): DQBUF; QBUF has the same, and its sequence means nothing
+TURN = struct.Struct("<II")  # (buffer, sequence) for DQBUF and QBUF, which ignores the sequence
 COLOURS = ((90, 240), (54, 34), (240, 110), (128, 128))  # U and V of red, green, blue and grey
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def scene_of(sequence: int) -> tuple[int, int]:
-    """Corner of the spot and colour of a frame; both sides know, so that the answers can be checked."""
+    """Return the corner of the spot and the colour of a frame. Both sides know them, to check the answers."""
     return (sequence * 2654435761 >> 16) % 4, (sequence * 2246822519 >> 13) % 4
 
 
 def layout(width: int) -> ImageLayout:
-    """An NV12 image in a buffer of the camera; planes are (offset, bytes per line)."""
+    """Return the layout of an NV12 image in a buffer of the camera. Planes are (offset, bytes per line)."""
     planes = ((0, BYTES_PER_LINE), (BYTES_PER_LINE * HEIGHT, BYTES_PER_LINE))
     return ImageLayout(width, HEIGHT, FORMATS["NV12"].fourcc, planes)
 
 
 def camera(wire: socket.socket, buffers: int, frames: int, fps: float) -> None:
-    """Film into the buffers that are queued; runs in a process of its own."""
+    """Film into queued buffers. Runs in its own process."""
     noise = np.random.default_rng(3).integers(16, 40, (HEIGHT, WIDTH), np.uint8)
     with wire, contextlib.ExitStack() as stack:
         ring = [stack.enter_context(Memory.ashmem(SIZE)) for _ in range(buffers)]
         images = [stack.enter_context(Memory.from_image(buffer.fds[0], layout(WIDTH))) for buffer in ring]
         socket.send_fds(wire, [b"buffers"], [buffer.fds[0] for buffer in ring])
         queued: list[int] = []
-        due = time.monotonic() + 60  # STREAMON is the first QBUF
+        due = time.monotonic() + 60  # the first QBUF stands for STREAMON
         for sequence in range(frames):
             while select.select([wire], [], [], max(0.0, due - time.monotonic()))[0]:
                 if not (message := wire.recv(TURN.size)):
-                    return  # nobody watches
+                    return  # the viewer does not start
                 queued.append(TURN.unpack(message)[0])
                 if sequence == 0:
                     due = time.monotonic()
@@ -67,7 +67,7 @@ def camera(wire: socket.socket, buffers: int, frames: int, fps: float) -> None:
                 continue  # lost
             index = queued.pop(0)
             corner, colour = scene_of(sequence)
-            ring[index].begin_access(write=True)  # the CPU stands for the hardware
+            ring[index].begin_access(write=True)  # the CPU plays the part of the hardware
             luma, chroma = (plane[0] for plane in images[index].planes())
             luma[..., 0] = noise
             y, x = (HEIGHT // 2 * (corner // 2) + 20, WIDTH // 2 * (corner % 2) + 20)
@@ -75,13 +75,13 @@ def camera(wire: socket.socket, buffers: int, frames: int, fps: float) -> None:
             chroma[:] = COLOURS[colour]
             ring[index].end_access(write=True)
             wire.sendall(TURN.pack(index, sequence))
-        wire.shutdown(socket.SHUT_WR)  # it was the last
+        wire.shutdown(socket.SHUT_WR)  # after the last frame
         while wire.recv(TURN.size):
             pass
 
 
 def build(width: int) -> nnburst.Model:
-    """Brightness of each quarter, and the average of U and V, of lines of `width` of which WIDTH are the picture."""
+    """Return a model of each quarter's brightness and the average U and V, for lines of `width` pixels."""
     b = nnburst.ModelBuilder()
     kind, real = OperandType.TENSOR_QUANT8_ASYMM, {"scale": 1.0, "zero_point": 0}
     luma = b.input("luma", kind, (1, HEIGHT, width, 1), **real)
@@ -96,13 +96,13 @@ def build(width: int) -> nnburst.Model:
 
 
 def watch(service: nnburst.Service, wire: socket.socket, buffers: int, width: int) -> str:
-    """Look at each frame, until the camera ends."""
+    """Run the model on each frame until the camera ends. Return a summary."""
     _, fds, _, _ = socket.recv_fds(wire, 64, buffers)
     seen = wrong = last = 0
     micros = []
     with contextlib.ExitStack() as stack:
         for fd in fds:
-            stack.enter_context(open(fd, "rb", buffering=0))  # closes it in the end
+            stack.enter_context(open(fd, "rb", buffering=0))  # closes the descriptor at the end
         session = stack.enter_context(service.session(build(width)))
         bound = []
         for fd in fds:
@@ -149,7 +149,7 @@ def main() -> int:
         try:
             verdict = watch(service, ours, options.buffers, WIDTH if options.copy else BYTES_PER_LINE)
         finally:
-            ours.close()  # ends a camera that still films
+            ours.close()  # ends a camera that is still filming
             process.join(5)
             if process.is_alive():
                 process.kill()

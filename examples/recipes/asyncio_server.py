@@ -1,8 +1,8 @@
-"""An asyncio server answers with a network, and its loop goes on meanwhile: no thread is made for a run.
+"""Serve a network from an asyncio server, whose loop is never blocked and needs no thread per run.
 
     python examples/recipes/asyncio_server.py
 
-A connection sends images of 64 float32 each and gets 10 float32 for each. A client that goes away takes its run along.
+A client sends images of 64 float32 and gets 10 float32 for each. A client that disconnects cancels its run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ async def serve(session: nnburst.Session, reader: asyncio.StreamReader, writer: 
             writer.write(scores.tobytes())
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
-        pass  # the client has gone, or the service, whose `DeadObject` is a ConnectionError, too
+        pass  # the client has disconnected, or the service has died: `DeadObject` is a ConnectionError, too
     finally:
-        writer.close()  # also if a run fails: the client hears of it
+        writer.close()  # even if a run fails, so that the client notices
 
 
 async def client(path: str, image: np.ndarray) -> bool:
@@ -43,7 +43,7 @@ async def client(path: str, image: np.ndarray) -> bool:
 
 
 async def main() -> int:
-    path = f"\0recipe-{id(asyncio)}"  # a socket without a file
+    path = f"\0recipe-{id(asyncio)}"  # an abstract socket, which needs no file
     with nnburst.Session(MODEL) as session:
         server = await asyncio.start_unix_server(lambda r, w: serve(session, r, w), path)
         async with server:

@@ -1,4 +1,4 @@
-"""Celery: each process of the worker connects to one service with its first task.
+"""A Celery app in which each worker process connects to one service at its first task.
 
 nnburst serve --name vision --model detector=detector.onnx
 celery --app celery_app worker --concurrency 4

@@ -1,9 +1,9 @@
-"""A service in one container, a program in another: what they share is a directory with a socket in it.
+"""Run a service in one container and a program in another, which share a directory with a socket.
 
     python examples/recipes/containers.py
 
-`unshare` (util-linux) gives each the namespaces that a container has: processes, mounts, IPC, network, host name.
-Memory goes through the socket as descriptors, so neither `--ipc=host` nor `--shm-size` is needed.
+`unshare` (util-linux) gives each the namespaces of a container: processes, mounts, IPC, network, host name. Memory is
+passed through the socket as descriptors, so neither `--ipc=host` nor `--shm-size` is needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CONTAINER = [
     *("--ipc", "--net", "--uts"),
 ]
 NO_CONTAINERS = 77
-"""Exit status where they are refused."""
+"""Exit status if the system refuses new namespaces."""
 
 
 def program(address: str) -> int:
-    """Run in the second container."""
+    """Run the model from the second container. Return the exit status."""
     pictures = images(100)
     with nnburst.connect(address) as service, service.session(MODEL) as session:
         answers = [right(picture, session.run(None, {"image": picture[None]})[0]) for picture in pictures]
@@ -50,8 +50,8 @@ def main() -> int:
             print(service.stdout.readline().strip())
             again = [sys.executable, __file__, "--address", f"unix:{shared}/vision.sock"]
             status = subprocess.run([*CONTAINER, *again], check=False).returncode
-            service.kill()  # the container; the service gets SIGTERM
-            service.stdout.read()  # until it has ended
+            service.kill()  # kills the container; the service gets SIGTERM
+            service.stdout.read()  # returns when the service has ended
     return status
 
 

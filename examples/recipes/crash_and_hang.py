@@ -1,4 +1,4 @@
-"""A model that crashes or hangs does not take the program along, and the next call works again.
+"""Show that a program survives a model that crashes or hangs, and that its next call works again.
 
 python examples/recipes/crash_and_hang.py
 """
@@ -16,7 +16,7 @@ from detector import MODEL, images, right
 import nnburst
 
 LONG = 2.0
-"""Seconds after which a run is a hang: many times what it takes."""
+"""Seconds after which a run counts as hanging, many times its usual duration."""
 
 
 def main() -> int:
@@ -24,21 +24,21 @@ def main() -> int:
     with nnburst.launch() as service, service.session(MODEL, on_death="restart", retry=1, timeout=LONG) as session:
 
         def answer() -> bool:
-            """Ask until there is an answer; a service that does not come to an end is ended."""
+            """Run until there is an answer. A service that hangs is killed."""
             while True:
                 try:
                     return right(image, session.run(None, {"image": image})[0])
                 except nnburst.MissedDeadline:
                     print("it hangs: killing it")
                     if service.alive:
-                        service.kill()  # nothing else ends it, and nothing else is lost
+                        service.kill()  # nothing else can end it, and only its own work is lost
 
         answers = [answer()]
-        os.kill(service.pid, signal.SIGKILL)  # as the kernel does on a machine that is out of memory
+        os.kill(service.pid, signal.SIGKILL)  # like the kernel of a machine without free memory
         while service.alive:  # on a CPU of its own it may answer once more before it is hit
             time.sleep(0.001)
-        answers.append(answer())  # a run that the death hits is repeated once
-        os.kill(service.pid, signal.SIGSTOP)  # as a model that never returns
+        answers.append(answer())  # a run that the death interrupts is repeated once
+        os.kill(service.pid, signal.SIGSTOP)  # like a model that never returns
         while "State:\tT" not in Path(f"/proc/{service.pid}/status").read_text():
             time.sleep(0.001)
         answers.append(answer())

@@ -1,6 +1,6 @@
-"""The network of the recipes, which stands for yours: 64 numbers in, a score for each of 10 classes out.
+"""The network of the recipes, in place of yours: from 64 numbers to a score for each of 10 classes.
 
-`MODEL` needs nothing but nnburst; `save` writes it as an ONNX file, which needs the package onnx.
+`MODEL` needs only nnburst; `save` writes it as an ONNX file, which needs the package onnx.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WEIGHTS = np.random.default_rng(1).normal(size=(CLASSES, PIXELS)).astype(np.floa
 
 
 def model(count: int = 1) -> nnburst.Model:
-    """Build it for so many images at a time; 0 for any number."""
+    """Return the network for `count` images at a time, or for any number if `count` is 0."""
     b = nnburst.ModelBuilder()
     image = b.input("image", nnburst.OperandType.TENSOR_FLOAT32, (count, PIXELS))
     b.output("scores", b.fully_connected(image, WEIGHTS, np.zeros(CLASSES, np.float32)))
@@ -28,17 +28,17 @@ MODEL = model()
 
 
 def images(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Some pictures, the same each time."""
+    """Return `count` reproducible images."""
     return np.random.default_rng(2).normal(size=(count, PIXELS)).astype(np.float32)
 
 
 def right(image: np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> bool:
-    """Whether these are the scores of that image, or of those images."""
+    """Return True if these are the scores of the image or images."""
     return bool(np.allclose(scores, image @ WEIGHTS.T, atol=1e-3))
 
 
 def save(path: str, mebibytes: int = 0) -> None:
-    """Write the network as an ONNX file, with so much of weights that only take room."""
+    """Write the network as an ONNX file, with additional unused weights of that size."""
     try:
         import onnx
         from onnx import TensorProto, helper, numpy_helper

@@ -1,4 +1,4 @@
-"""FastAPI: each process of uvicorn connects to one service while it starts, and awaits its answers.
+"""A FastAPI app in which each uvicorn process connects to one service at its start, and awaits its answers.
 
 nnburst serve --name vision --model detector=detector.onnx
 uvicorn --workers 4 fastapi_app:app

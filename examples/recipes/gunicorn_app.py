@@ -1,4 +1,4 @@
-"""gunicorn: each worker connects to one service with its first request, which is after the fork, also with --preload.
+"""A gunicorn app in which each worker connects to one service at its first request, after the fork.
 
 nnburst serve --name vision --model detector=detector.onnx
 gunicorn --workers 4 gunicorn_app:app
@@ -22,7 +22,7 @@ def session() -> nnburst.Session:
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer as WSGI has it; Flask and Django call `session()` in a view likewise."""
+    """Answer a WSGI request. Flask and Django views can call `session()` in the same way."""
     image = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
     (found,) = session().run(None, {"image": np.array([image], np.float32)})
     start_response("200 OK", [("Content-Type", "application/json")])

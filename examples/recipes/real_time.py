@@ -1,9 +1,9 @@
-"""A loop that wants an answer every two milliseconds, and goes on with the last one if it is late.
+"""Run a loop that needs an answer every two milliseconds, and uses the previous one if it is late.
 
     python examples/recipes/real_time.py [--steps 500]
 
-The service gets a CPU of its own and a real-time policy, and so does the loop. Without the right to that it says what
-would give it, and goes on with CPUs of their own alone.
+The service and the loop each get their own CPU and a real-time policy. Without the right to that policy, the program
+prints how to get it, and only separates the CPUs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PERIOD = 0.002
 
 
 def launch() -> nnburst.Service:
-    """Share the CPUs out: the last one for the service, the others for this program."""
+    """Start a service on the last CPU, and keep the other CPUs for this program."""
     *ours, last = sorted(os.sched_getaffinity(0))
-    theirs = {last} if ours else None  # with one CPU there is nothing to share out
+    theirs = {last} if ours else None  # a single CPU is shared
     if ours:
         os.sched_setaffinity(0, ours)
     try:
@@ -43,14 +43,14 @@ def main() -> int:
     late, wrong = 0, 0
     with launch() as service, service.session(MODEL, timeout=10) as session:
         with session.bind() as step:
-            for _ in range(20):  # the first runs make what the others use, and may take longer
+            for _ in range(20):  # the first runs allocate buffers, and may take longer
                 step.run()
             step.timeout = PERIOD
             try:
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
             except PermissionError:
-                pass  # said above
-            gc.disable()  # no pause for a collection within a step
+                pass  # already printed above
+            gc.disable()  # no garbage collection within a step
             scores = step.outputs["scores"].copy()
             due = time.monotonic()
             for picture in pictures:
@@ -60,9 +60,9 @@ def main() -> int:
                     np.copyto(scores, step.outputs["scores"])
                     wrong += not right(picture, scores[0])
                 except nnburst.MissedDeadline:
-                    late += 1  # `scores` are those of the step before
+                    late += 1  # `scores` are from the previous step
                 except nnburst.BadState:
-                    late += 1  # the run that was given up still has these arrays
+                    late += 1  # the abandoned run still uses these arrays
                 due += PERIOD
                 time.sleep(max(0.0, due - time.monotonic()))
             gc.enable()

@@ -1,9 +1,9 @@
-"""Two services with the model: when one dies, the other takes its place at once, and a third is started behind it.
+"""Keep two services with the model: when one dies, the other replaces it at once, and a new standby is started.
 
 python examples/recipes/standby.py
 
-After a death `Session(on_death="restart", retry=1)` starts a service and compiles the model. Where that takes too long,
-a standby costs its memory again, and no request waits.
+After a death, `Session(on_death="restart", retry=1)` starts a service and compiles the model. If that takes too long,
+use a standby: it doubles the memory, but no request waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import nnburst
 
 
 class Standby:
-    """A session in use, and one that takes its place; for any number of threads."""
+    """A pair of sessions, one in use and one on standby. Any number of threads may run it."""
 
     def __init__(self, open_session: Callable[[], nnburst.Session]) -> None:
         self._open = open_session
@@ -33,13 +33,13 @@ class Standby:
         self.in_use, self._next = open_session(), self._opening.submit(open_session)
 
     def run(self, inputs: dict[str, Any]) -> list[Any]:
-        """Run the model; a request that meets the death of its service is repeated once, on the other one."""
+        """Run the model. If the service dies, the request is repeated once on the other service."""
         session = self.in_use
         try:
             return session.run(None, inputs)
         except nnburst.DeadObject:
             with self._changing:
-                if self.in_use is session:  # the first request that meets this death
+                if self.in_use is session:  # the first request that notices this death
                     self.in_use, self._next = self._next.result(), self._opening.submit(self._open)
             return self.in_use.run(None, inputs)
 

@@ -1,8 +1,8 @@
-"""Tests of a program that uses a network: the network dies, hangs and is late when the test says so.
+"""Tests of a program with a network that dies, hangs and is late on demand.
 
     pytest examples/recipes/test_program.py
 
-The fixtures come with nnburst: each test has a service of its own, with fault points.
+The fixtures come with nnburst: each test has its own service, with fault points.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nnburst.testing import FakeClock, inject
 
 
 class Classifier:
-    """The program: it answers "don't know" rather than late or not at all."""
+    """The program under test, which answers "don't know" rather than late or not at all."""
 
     def __init__(self, service: nnburst.Service) -> None:
         self.session = service.session(MODEL, on_death="restart", timeout=60)

@@ -1,4 +1,4 @@
-"""Several threads of a program use one session: no lock of yours, no session for each.
+"""Use one session from several threads, without a lock.
 
 python examples/recipes/threads.py
 """
@@ -17,10 +17,10 @@ THREADS = 8
 
 def main() -> int:
     pictures = images(400)
-    with nnburst.Session(MODEL, concurrency=4) as session:  # 4 run at once; the other threads wait in order
+    with nnburst.Session(MODEL, concurrency=4) as session:  # 4 run at the same time; the others wait in order
 
         def classify(i: int) -> bool:
-            (scores,) = session.run(None, {"image": pictures[i : i + 1]})  # an array of this call's own
+            (scores,) = session.run(None, {"image": pictures[i : i + 1]})  # a new array for this call
             return right(pictures[i], scores)
 
         with ThreadPoolExecutor(THREADS) as pool:

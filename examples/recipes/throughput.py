@@ -1,8 +1,8 @@
-"""Ten thousand inputs as fast as they go: batches, several under way, filled while the service runs.
+"""Run ten thousand inputs as fast as possible, in batches that are filled while the service runs others.
 
     python examples/recipes/throughput.py [--batch 64] [--inputs 10000]
 
-For files on disk there is `nnburst run MODEL --many DIRECTORY`.
+For files on disk, use `nnburst run MODEL --many DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def main() -> int:
     pictures = images(options.inputs)
 
     def inputs() -> Iterator[dict[str, np.ndarray]]:
-        for picture in pictures:  # read or made as they are needed: a few batches are in memory at a time
+        for picture in pictures:  # read or made on demand: only a few batches are in memory at a time
             yield {"image": picture[None]}
 
-    with nnburst.Session(model(0)) as session:  # 0: it takes any number of images
+    with nnburst.Session(model(0)) as session:  # 0 for any number of images
         started = time.perf_counter()
         one_by_one = [session.run(None, each)[0] for each in inputs()]
         alone = time.perf_counter() - started

@@ -1,9 +1,9 @@
-"""Four workers of a web server, or of a task queue, use one service: the model is in memory once.
+"""Run four workers of a web server or task queue with one service, which has the model in memory once.
 
     python examples/recipes/web_workers.py [fastapi_app | gunicorn_app | celery_app] [--memory MIB]
 
-It asks the workers of that program, and again after the service was replaced. --memory compares them with workers of
-gunicorn that have a model of so many MiB each. Needs `pip install 'nnburst[onnx]'`, and the packages of the program.
+The program sends requests to the workers, and again after the service was replaced. --memory compares them with
+gunicorn workers that each have a model of MIB MiB. Needs `pip install 'nnburst[onnx]'` and the packages of the app.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODEL_EACH = """
     app = gunicorn_app.app
     pathlib.Path(f"{os.getpid()}.opened").touch()
 """
-"""The program with a model of its own."""
+"""Code that gives each worker of the app its own model."""
 FILES_AS_BROKER = """
     import os, time, uuid
     from celery.backends.filesystem import FilesystemBackend
@@ -62,12 +62,12 @@ FILES_AS_BROKER = """
         result_backend="file://{here}",
     )
 """
-"""The program with a directory in place of a broker."""
+"""Code that gives the Celery app a directory in place of a broker."""
 
 
 @contextlib.contextmanager
 def running(*command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """Run Python with a command, and end it."""
+    """Start Python with arguments, and end it after the block."""
     with subprocess.Popen([sys.executable, *command], text=True, **options) as process:
         try:
             yield process
@@ -79,13 +79,13 @@ def running(*command: str, **options: object) -> Iterator[subprocess.Popen[str]]
 def serving() -> Iterator[subprocess.Popen[str]]:
     with running(*"-m nnburst serve --name vision --model detector=detector.onnx".split(), stdout=-1) as service:
         assert service.stdout is not None
-        service.stdout.readline()  # it is ready
+        service.stdout.readline()  # the service is ready
         yield service
 
 
 @contextlib.contextmanager
 def working(app: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[np.ndarray], list[float]]]]:
-    """Run the workers, and give what asks them."""
+    """Run the workers of an app. Yield their process, and a function that sends them a request."""
     if app == "celery_app":
         Path("with_files.py").write_text(textwrap.dedent(FILES_AS_BROKER.format(here=os.getcwd())))
         sys.path.insert(0, os.getcwd())
@@ -112,16 +112,16 @@ def working(app: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[np.ndar
 
 
 def processes(pid: int) -> set[int]:
-    """Return a process and all below it."""
+    """Return the ids of a process and all its descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return set()
     return {pid}.union(*(processes(int(child)) for child in children))
 
 
 def with_session(server: int, service: int) -> int:
-    """Count the workers of a server that have a session on a service."""
+    """Return the number of a server's workers that have a session on a service."""
     pages = [page for pid in processes(service) for page in find_services(pid)]
     clients = [row.client_pid for page in pages for row in look(page).of(RowKind.BURST)]
     return len(processes(server).intersection(clients))
@@ -134,7 +134,7 @@ def answers(ask: Callable[[np.ndarray], list[float]]) -> bool:
 
 
 def all_answer(server: subprocess.Popen[str], service: int, ask: Callable[[np.ndarray], list[float]]) -> bool:
-    """Ask until each worker has a session on a service; return True if all answers were right."""
+    """Send requests until each worker has a session on a service. Return True if all answers were right."""
     is_right = answers(ask)
     while with_session(server.pid, service) < WORKERS:
         if server.poll() is not None:
@@ -145,7 +145,7 @@ def all_answer(server: subprocess.Popen[str], service: int, ask: Callable[[np.nd
 
 
 def mebibytes(*roots: int) -> int:
-    """Return what processes hold: a page that several share counts once."""
+    """Return the MiB of memory of processes, in which shared pages count once."""
     files = [Path(f"/proc/{pid}/smaps_rollup") for root in roots for pid in processes(root)]
     return sum(int(file.read_text().split("\nPss:")[1].split()[0]) for file in files) >> 10
 
@@ -157,7 +157,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([".", str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
-        os.environ["NNBURST_RUNTIME_DIR"] = directory  # where services have their names
+        os.environ["NNBURST_RUNTIME_DIR"] = directory  # the directory of services' names
         save("detector.onnx", options.memory)
         if not all(map(importlib.util.find_spec, PACKAGES[options.app])):
             sys.exit(f"this example needs: pip install {' '.join(PACKAGES[options.app])}")
@@ -165,7 +165,7 @@ def main() -> int:
             with serving() as service:
                 server, ask = stack.enter_context(working(options.app))
                 is_right = all_answer(server, service.pid, ask)
-            with serving() as service:  # another one of that name: the workers go on
+            with serving() as service:  # a new service of the same name: the workers continue
                 is_right &= all_answer(server, service.pid, ask)
                 shared = mebibytes(service.pid, server.pid)
         print(f"{WORKERS} workers of {options.app} on one service: {shared} MiB")

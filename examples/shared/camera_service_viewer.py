@@ -1,11 +1,11 @@
-"""Three programs, no copy: a camera draws frames, a service looks at them, a viewer says what it saw.
+"""Connect three programs without a copy: a camera draws frames, a service runs a model, a viewer prints results.
 
     python examples/shared/camera_service_viewer.py [--frames 200] [--fps 200]
 
-The camera owns a ring of frames in shared memory. It gives the ring's descriptor to who connects, and then says which
-slot has a new frame. Each slot begins with a number that is odd while the camera draws. The viewer binds each slot as
-an input, so that the service, a third process, reads the pixels where the camera has put them: the viewer never touches
-them. Starts `nnburst serve` and the two programs (this file again, with a role), and checks the answers.
+The camera owns a ring of frames in shared memory. It sends the ring's descriptor to the viewer, then the number of
+each new frame's slot. Each slot begins with a number that is odd while the camera draws. The viewer binds each slot
+as an input, so that the service, a third process, reads the pixels in place: the viewer never touches them. Starts
+`nnburst serve` and the two programs (this file again, with a role), and checks the answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def corner_of(frame: int) -> int:
-    """Which quarter the spot of a frame is in; camera and viewer know, so that the answers can be checked."""
+    """Return the quarter with the spot of a frame. Camera and viewer know it, so that the answers can be checked."""
     return (frame * 2654435761 >> 16) % 4
 
 
@@ -67,7 +67,7 @@ def camera(place: str, frames: int, fps: float) -> None:
 
 
 def brightness() -> nnburst.Model:
-    """How bright each quarter is: an average over 32 × 32 pixels of the uint8 frame."""
+    """Return a model of the brightness of each quarter: the average over 32 × 32 pixels of the uint8 frame."""
     b = nnburst.ModelBuilder()
     image = b.input("image", OperandType.TENSOR_QUANT8_ASYMM, FRAME, scale=1 / 255, zero_point=0)
     quarters = b.average_pool_2d(image, SIDE // 2, stride=SIDE // 2, padding="valid")
@@ -76,7 +76,7 @@ def brightness() -> nnburst.Model:
 
 
 def viewer(place: str, name: str) -> None:
-    """Ask the service about the newest frame, again and again."""
+    """Run the model on the newest frame, repeatedly."""
     seen = wrong = overwritten = 0
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as news,
@@ -93,7 +93,7 @@ def viewer(place: str, name: str) -> None:
             while message := newest(news):
                 slot, frame = NEWS.unpack(message)
                 bound[slot].run()
-                if int(numbers[slot][0]) != 2 * frame + 2:  # the camera came around while the service looked
+                if int(numbers[slot][0]) != 2 * frame + 2:  # the camera has overwritten the frame during the run
                     overwritten += 1
                     continue
                 seen += 1
@@ -105,11 +105,11 @@ def viewer(place: str, name: str) -> None:
 
 
 def newest(news: socket.socket) -> bytes:
-    """Return the last message that is there, waiting for one; empty when the camera has gone."""
+    """Wait for a message and return the newest; empty when the camera has disconnected."""
     message = news.recv(16)
     while message and select.select([news], [], [], 0)[0]:
         later = news.recv(16)
-        if not later:  # the camera has gone; this was its last
+        if not later:  # the camera has disconnected; this was its last message
             break
         message = later
     return message

@@ -3,8 +3,8 @@
     nnburst serve --name filters examples/shared/functions.py:edges examples/shared/functions.py:brightness
     python examples/shared/functions.py
 
-The first line serves the two functions below, until Ctrl-C. The second does the same by itself, as a test: it starts
-the service under a name of its own, runs the functions there and here, and compares.
+The first command serves the two functions below, until Ctrl-C. The second is a test: it starts such a service under
+another name, runs the functions there and in this process, and compares the results.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ IMAGE = Tensor("image", "float32", ("h", "w"))
 
 @declare(inputs=[IMAGE], outputs=[Tensor("edges", "float32", (None, "w"))])
 def edges(image: Array) -> Array:
-    """The image lies in shared memory of the client: it is read-only, and valid while the function runs."""
+    """Return the edges of an image. It is in shared memory of the client: read-only, and valid during the call."""
     return np.abs(np.diff(image, axis=0))
 
 
 @declare(inputs=[IMAGE], outputs=[Tensor("mean", "float32", (1,)), Tensor("rows", "float32", ("h",))])
 def brightness(image: Array) -> tuple[Array, Array]:
-    """Several outputs are a tuple."""
+    """Return two outputs as a tuple: the mean of the image, and the mean of each row."""
     return image.mean(keepdims=True).reshape(1), image.mean(axis=1)
 
 

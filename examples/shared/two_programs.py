@@ -1,9 +1,9 @@
-"""Two programs, one service: both use a model that is in memory once.
+"""Use one service from two programs, with the model in memory once.
 
     python examples/shared/two_programs.py
 
-Starts `nnburst serve` under a name of its own with one model, then two client programs (this file again, with a role),
-and checks what they answer.
+Starts `nnburst serve` with one model, then two client programs (this file again, with a role), and checks their
+answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH = 64
 
 
 def client(role: str, name: str) -> None:
-    """A program of its own: it knows the name of the service and of the model, nothing else."""
+    """Run a client, which knows only the names of the service and of the model."""
     with nnburst.connect(name) as service, service.session("mixer") as session:
         (argument,) = session.get_inputs()
         block = np.full((1, WIDTH), 1 if role == "left" else 2, np.float32)
@@ -33,7 +33,7 @@ def client(role: str, name: str) -> None:
 
 
 def save_model(path: Path) -> None:
-    """y = x W, where every element of W is 1."""
+    """Write a model of y = x W, where every element of W is 1."""
     try:
         import onnx
         from onnx import TensorProto, helper, numpy_helper
@@ -84,7 +84,7 @@ def main() -> int:
     print("".join(said), end="")
     expected = [f"sum {WIDTH * WIDTH * factor}\n" for factor in (1, 2)]
     right = all(line.endswith(end) for line, end in zip(said, expected, strict=True))
-    right &= len({line.split()[4] for line in said}) == 1  # one process has served both
+    right &= len({line.split()[4] for line in said}) == 1  # the same process has served both
     print("both programs used the one service" if right else "the answers are WRONG")
     return 0 if right else 1
 
