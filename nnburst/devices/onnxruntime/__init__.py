@@ -1,1 +1,1 @@
-"""The device that runs any ONNX model with ONNX Runtime. Needs the extra ``onnx``."""
+"""The device that runs ONNX models with ONNX Runtime. It needs the extra ``onnx``."""

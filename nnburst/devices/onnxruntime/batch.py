@@ -1,4 +1,4 @@
-"""Requests of one shape that run as one: see `nnb_batch` in ``csrc/nnburst.h``."""
+"""Batches: requests of one shape that run together; see `nnb_batch` in ``csrc/nnburst.h``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .importer import GraphArgument, is_bool
 
 Shapes = tuple[tuple[int, ...], ...]
 BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
-"""An argument of a request, its dimensions and where it lies."""
+"""An argument of a request, with its dimensions and its place."""
 _MOST_BYTES = 64 << 20
-"""Bytes of the arguments of a model's batches. Large requests run alone: copying costs more than a batch gains."""
+"""Largest size in bytes of all arguments of a model's batches. For larger ones, copies cost more than is gained."""
 _MOST_SHAPES = 8
-"""Most shapes that are batched at a time: each takes memory, and a binding for each number of rows."""
+"""Largest number of shapes with a batch: each takes memory, and a binding for each number of rows."""
 
 
 class Batch:
-    """Runs several requests of one shape together, up to a limit, on its own arrays."""
+    """A batch, which runs several requests of one shape together on its own arrays."""
 
     def __init__(
         self, graph: Graph, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], most: int
@@ -51,10 +51,10 @@ class Batch:
 
 
 class Batches:
-    """The batches of one model, by shapes, each as long as requests of these shapes are bound.
+    """The batches of one model by shapes. A batch lives as long as requests of its shapes are bound.
 
     Args:
-        most: Rows of a run; a request may have several.
+        most: Largest number of rows in a run; a request may have several.
 
     Raises:
         InvalidArgument: An argument has no rows.
@@ -74,10 +74,10 @@ class Batches:
         self._batches: weakref.WeakValueDictionary[Shapes, Batch] = weakref.WeakValueDictionary()
 
     def join(self, kernel: Any, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument]) -> object:
-        """Let the ``nnb_kernel *`` of a request run together with others of its shapes, if it has rows and is small.
+        """Let the ``nnb_kernel *`` of a small request with rows run together with others of its shapes.
 
         Returns:
-            An object that has to live as long as the kernel.
+            An object that must live as long as the kernel.
         """
         bound = (*inputs, *outputs)
         shapes = tuple(dims for _, dims, _ in bound)

@@ -1,7 +1,7 @@
-"""ONNX Runtime's C API, loaded from its package, behind the part of its Python interface that this device uses.
+"""ONNX Runtime's C API, from its package, behind the part of its Python interface that this device uses.
 
-The functions of the library are found by their positions in its table, which only ever grows. A run is a kernel in C
-(``csrc/ort.c``); what happens once for a session or a request is called from here.
+The library has a table of functions, which only grows, so that their positions stay. Runs are kernels in C
+(``csrc/ort.c``); this module makes the calls that happen once for a session or request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .levels import GraphOptimizationLevel as GraphOptimizationLevel
 _log = logging.getLogger(__name__)
 
 _VERSION = 15
-"""Version of the interface: the first one with all of these functions."""
+"""First version of the C API with all of these functions."""
 _FUNCTIONS = {
     "CreateEnv": (3, "int, const char *, void **"),
     "CreateSessionFromArray": (8, "void *, const char *, size_t, void *, void **"),
@@ -70,7 +70,7 @@ _FUNCTIONS = {
     "AddExternalInitializers": (210, "void *, const char **, void **, size_t"),
     "GetResizedStringTensorElementBuffer": (252, "void *, size_t, size_t, char **"),
 }
-"""Position and parameters of each function of the table. Each returns a status, NULL for success."""
+"""Position in the table and parameters of each function. Each function returns a status, NULL for success."""
 _RELEASES = {
     "Status": 93,
     "Session": 95,
@@ -83,7 +83,7 @@ _RELEASES = {
 _TENSOR, _SEQUENCE, _MAP = 1, 2, 3
 _KINDS = ("nothing", "tensor", "sequence", "map", "opaque", "sparse tensor", "optional")
 _ERRORS_ONLY = 3
-"""Severity of messages: warnings are normal."""
+"""Least severity of logged messages. Warnings are normal, so they are left out."""
 
 
 class OrtError(Exception):
@@ -107,7 +107,7 @@ class _Api:
             name: _function(f"void *(*)({takes})", self.table[slot]) for name, (slot, takes) in _FUNCTIONS.items()
         }
         self._releases = {what: _function("void (*)(void *)", self.table[slot]) for what, slot in _RELEASES.items()}
-        self.env = self.get("CreateEnv", _ERRORS_ONLY, b"Default")  # lives as long as the process
+        self.env = self.get("CreateEnv", _ERRORS_ONLY, b"Default")  # It lives as long as the process.
         self.memory = self.get("CreateCpuMemoryInfo", 0, 0)
         self.allocator = self.get("GetAllocatorWithDefaultOptions")
 
@@ -129,14 +129,14 @@ class _Api:
         return out[0]
 
     def own(self, what: str, handle: Any) -> Any:
-        """Return a handle that is released with its last reference."""
+        """Return a handle that its last reference releases."""
         return ffi.gc(handle, self._releases[what])
 
     def release(self, what: str, handle: Any) -> None:
         self._releases[what](handle)
 
     def tensor(self, element: int, dims: Sequence[int], address: int) -> Any:
-        """Return a value over memory, which has to outlive it."""
+        """Return a tensor over memory, which must outlive it."""
         nbytes = tensor_nbytes(element_within(element, ""), dims)
         place, shape = ffi.cast("void *", address), ffi.new("int64_t[]", dims)
         name = "CreateTensorWithDataAsOrtValue"
@@ -154,16 +154,16 @@ def _package() -> Path:
 
 @cache
 def package_version() -> str:
-    """Return the package's version: it is installed under several names, onnxruntime-gpu is one."""
+    """Return the version of ONNX Runtime's package, which has several names, such as onnxruntime-gpu."""
     try:
         said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
-    except FileNotFoundError:  # in a frozen program, where only importing it tells
+    except FileNotFoundError:  # In a frozen program only an import shows it.
         return str(import_module("onnxruntime").__version__)
     return said[1] if said else "unknown"
 
 
 def load() -> bool:
-    """Load the library once; return True if it exists and has the package's version."""
+    """Load the library once. Return True if it exists and has the package's version."""
     global _api
     try:
         (path,) = _package().glob("capi/libonnxruntime.so.*")
@@ -181,7 +181,7 @@ def _setting(name: str) -> property:
 
 
 class SessionOptions:
-    """Options of a session."""
+    """The options of a session."""
 
     def __init__(self) -> None:
         self.handle = _api.own("SessionOptions", _api.get("CreateSessionOptions"))
@@ -199,18 +199,18 @@ class SessionOptions:
         _api.call("AddSessionConfigEntry", self.handle, key.encode(), os.fsencode(value))
 
     def add_initializer(self, name: str, value: OrtValue) -> None:
-        """Use a value in place, instead of the graph's own; it must outlive the session."""
+        """Use a value in place of the graph's initializer; the value must outlive the session."""
         _api.call("AddInitializer", self.handle, name.encode(), value.handle)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Supply the tensors that the graph expects in files; they must outlive the making of the session."""
+        """Supply tensors that the graph expects in files; they must live until the session is made."""
         texts = [ffi.new("char[]", name.encode()) for name in names]
         handles = ffi.new("void *[]", [value.handle for value in values])
         _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))
 
 
 class OrtValue:
-    """A tensor."""
+    """A value in ONNX Runtime: a tensor, sequence, map or optional."""
 
     def __init__(self, handle: Any, array: np.ndarray[Any, Any] | None = None) -> None:
         self.handle = handle
@@ -218,11 +218,11 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, array: np.ndarray[Any, Any], element: int) -> OrtValue:
-        """Return a tensor over an array, of elements that NumPy may lack."""
+        """Return a tensor over an array, with elements of an ONNX type that NumPy may lack."""
         return cls(_api.tensor(element, array.shape, array.ctypes.data), array)
 
     def has_value(self) -> bool:
-        """Return True if the value was computed."""
+        """Return True if the value exists."""
         return bool(_api.get("HasValue", self.handle, kind="int"))
 
     def shape(self) -> list[int]:
@@ -234,7 +234,7 @@ class OrtValue:
 
     @classmethod
     def of(cls, value: Value) -> OrtValue:
-        """Wrap a value of any kind but None; its numbers stay in the memory of `value`, which has to outlive it."""
+        """Wrap a value of any kind but None. Numbers stay in the memory of `value`, which must outlive the result."""
         if isinstance(value, EncodedTensor):
             if value.offsets is None:
                 return cls(_api.tensor(value.element, value.shape, value.data.ctypes.data))
@@ -250,7 +250,7 @@ class OrtValue:
         return cls(_api.own("Value", _api.get("CreateValue", handles, len(parts), kind)))
 
     def value(self) -> Value:
-        """Return a copy of the value; `GeneralFailure` if a value of its kind cannot be passed on."""
+        """Return a copy of the value; `GeneralFailure` if clients cannot get a value of this kind."""
         if not self.has_value():
             return None
         kind = _api.get("GetValueType", self.handle, kind="int")
@@ -282,7 +282,7 @@ class OrtValue:
 
 
 def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor) -> Any:
-    """Return a tensor of strings. The library first takes each up to a NUL; strings with a NUL are then set again."""
+    """Return a tensor of strings. The library cuts strings at a NUL, so those with a NUL are set a second time."""
     data = tensor.data
     shape = ffi.new("int64_t[]", tensor.shape)
     made = _api.own("Value", _api.get("CreateTensorAsOrtValue", _api.allocator, shape, len(tensor.shape), STRING))
@@ -298,7 +298,7 @@ def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor
 
 @cache
 def _no_tensors(element: int) -> OrtValue:
-    """Return an empty sequence of tensors: only a model can make one, by SequenceEmpty."""
+    """Return an empty sequence of tensors. Only a model with SequenceEmpty can make one."""
     element_within(element, "a sequence")
     helper, options = import_module("onnx.helper"), SessionOptions()
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(element, None))
@@ -323,7 +323,7 @@ def _dimensions(info: Any) -> list[int]:
 
 
 class InferenceSession:
-    """A session on the processor, for any number of threads; `OrtError` if the model is malformed or cannot run."""
+    """A session on the CPU, for any number of threads; `OrtError` if the model is malformed or cannot run."""
 
     def __init__(self, data: bytes, options: SessionOptions, **others: object) -> None:
         made = _api.get("CreateSessionFromArray", _api.env, data, len(data), options.handle)
@@ -334,18 +334,18 @@ class InferenceSession:
 
 
 class IOBinding:
-    """Inputs and outputs of a session by name. Not for concurrent use."""
+    """The bound inputs and outputs of a session, by name. Not for concurrent use."""
 
     def __init__(self, session: InferenceSession) -> None:
         self.handle = _api.own("IoBinding", _api.get("CreateIoBinding", session.handle))
         self.session = session
 
     def bind_input(self, name: str, device: str, number: int, element: int, dims: Sequence[int], address: int) -> None:
-        """Read an input from memory, which the caller keeps open."""
+        """Bind an input to memory, which the caller keeps open."""
         _api.call("BindInput", self.handle, name.encode(), _api.tensor(element, dims, address))
 
     def bind_value(self, name: str, value: OrtValue) -> None:
-        """Read an input from a value."""
+        """Bind an input to a value."""
         _api.call("BindInput", self.handle, name.encode(), value.handle)
 
     def clear_inputs(self) -> None:
@@ -355,14 +355,14 @@ class IOBinding:
     def bind_output(
         self, name: str, device: str, number: int = 0, element: int = 0, dims: Sequence[int] = (), address: int = 0
     ) -> None:
-        """Write an output to memory that the caller keeps open; without an address, to ONNX Runtime's own memory."""
+        """Bind an output to memory that the caller keeps open; without an address, to ONNX Runtime's own memory."""
         if address:
             _api.call("BindOutput", self.handle, name.encode(), _api.tensor(element, dims, address))
         else:
             _api.call("BindOutputToDevice", self.handle, name.encode(), _api.memory)
 
     def get_outputs(self) -> list[OrtValue]:
-        """Return the outputs of the last run, in the order in which they were bound."""
+        """Return the outputs of the last run, in binding order."""
         values, count = ffi.new("void ***"), ffi.new("size_t *")
         _api.call("GetBoundOutputValues", self.handle, _api.allocator, values, count)
         outputs = [OrtValue(_api.own("Value", values[0][i])) for i in range(count[0])]
@@ -372,7 +372,7 @@ class IOBinding:
 
 
 Copies = Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
-"""Pairs of arrays of equal size: the second is copied to the first. As bools, bytes other than 0 become 1."""
+"""Pairs (target, source) of arrays of equal size for copies. In bools, any byte but 0 becomes 1."""
 _FAILURES: dict[int, type[NNBurstError]] = {
     ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadline,
     ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhausted,
@@ -387,8 +387,8 @@ class BoundRun:
 
     Attributes:
         kernel: An ``nnb_kernel *``, valid as long as this object.
-        run: Runs it until a deadline, 0 for none; returns 0, or the status of the failure. The interpreter's lock is
-            free meanwhile.
+        run: Function that runs the kernel until a deadline, 0 for none; returns 0, or the status of the failure. It
+            releases the interpreter's lock meanwhile.
     """
 
     def __init__(self, binding: IOBinding, before: Copies = (), after: Copies = ()) -> None:
@@ -405,17 +405,17 @@ class BoundRun:
         self.run = partial(lib.nnb_kernel_run, self.kernel)
 
     def describe_arguments(self, rows: Any, n_inputs: int, *, adapts: bool) -> None:
-        """Describe the arguments by ``nnb_ort_argument`` rows; see ``nnb_ort_tell``."""
+        """Describe the arguments with ``nnb_ort_argument`` rows; see ``nnb_ort_tell``."""
         self._kept.append(rows)
         n_outputs = len(rows) - n_inputs
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
 
     def take(self) -> int:
-        """Finish a run that found too little room in a buffer; returns as `run`."""
+        """Finish a run whose buffer was too small and has grown; return the status as `run` does."""
         return int(lib.nnb_ort_take(self.kernel))
 
     def run_into_binding(self, deadline_ns: int) -> int:
-        """Run as `run` does, but leave the outputs in the binding."""
+        """Run like `run`, but leave the outputs in the binding."""
         result, self.kernel.result = self.kernel.result, ffi.NULL
         try:
             return int(self.run(deadline_ns))
@@ -423,15 +423,15 @@ class BoundRun:
             self.kernel.result = result
 
     def result(self) -> ExecutionResult | None:
-        """Return what the last run reported of its outputs; None if all their dimensions are known."""
+        """Return the last run's result with output shapes; None if all dimensions were known before."""
         return python_result(self.kernel.result(self.kernel)) if self.kernel.result else None
 
     def failure(self, status: int) -> NNBurstError:
-        """Return why the last run failed, with that status."""
+        """Return the error of the last run, which failed with this status."""
         sentence = self.kernel.sentence(self.kernel)
         text = ffi.string(sentence).decode(errors="replace") if sentence else "no reason is known"
         return _FAILURES.get(status, GeneralFailure)(text)
 
     def cancel(self) -> None:
-        """End the run between two of its nodes, and any later run before its first."""
+        """Stop the run between two nodes, and any later run before its first node."""
         lib.nnb_ort_cancel(self.kernel)

@@ -1,4 +1,4 @@
-"""The device itself: what it supports, imports and prepares."""
+"""The device: its support of operations, its import of files, and its preparation of models."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ _log = logging.getLogger(__name__)
 
 EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _LARGEST_PROTO = 2**31 - 1
-"""Bytes of a model file that protobuf can read; larger models have external data."""
+"""Largest size in bytes of a file that protobuf can read; larger models have external data."""
 
 
 class OnnxRuntimeDevice(LocalDevice):
-    """Runs graphs with ONNX Runtime, on the CPU by default.
+    """A device that runs graphs with ONNX Runtime, on the CPU by default.
 
-    A model is one operation GRAPH of the extension ``org.nnburst.onnx``, or of operations of NNAPI, which are lowered.
+    A model is one operation GRAPH of the extension ``org.nnburst.onnx``, or consists of NNAPI operations, which are
+    lowered to a graph.
 
     Args:
         threads: Number of threads that work on one operation, as text; "0" for one per processor.
-        spinning: "1" to have idle threads spin for work instead of sleeping.
-        providers: ONNX Runtime's execution providers, joined by "+"; the first that can runs a node: such as
-            "CUDAExecutionProvider", or "cuda". Without it, the CPU.
-        optimization: Name in ONNX Runtime of the extent to which a graph is rewritten: "ORT_DISABLE_ALL".
+        spinning: "1" to let idle threads spin instead of sleeping.
+        providers: ONNX Runtime's execution providers, such as "CUDAExecutionProvider" or "cuda", joined by "+". The
+            first that can run a node runs it. Empty for the CPU alone.
+        optimization: ONNX Runtime's name of an optimisation level, such as "ORT_DISABLE_ALL".
 
     Raises:
         DeviceUnavailable: The extra ``onnx`` is not installed, or ONNX Runtime has no such provider.
@@ -60,7 +61,7 @@ class OnnxRuntimeDevice(LocalDevice):
     name = "nnburst-onnxruntime"
     cache_format = FORMAT
     capabilities = capabilities_of(0.2, operation_time=9_000)
-    """A fifth of the reference device's time for the work of an operation, but a longer fixed time for each."""
+    """Capabilities: a fifth of the reference device's time for work, but a longer fixed time for each operation."""
 
     def __init__(
         self, threads: str = "0", spinning: str = "0", providers: str = "", optimization: str = "ORT_ENABLE_ALL"
@@ -81,7 +82,7 @@ class OnnxRuntimeDevice(LocalDevice):
 
     @property
     def type(self) -> DeviceType:
-        """The CPU, or OTHER with other providers."""
+        """The kind of hardware: the CPU, or OTHER with other providers."""
         return DeviceType.OTHER if self._settings.providers else DeviceType.CPU
 
     @property
@@ -99,12 +100,12 @@ class OnnxRuntimeDevice(LocalDevice):
         return (EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why an operation cannot run: it has to be a GRAPH that is the whole model."""
+        """Return the reason for which an operation cannot run, unless it is a GRAPH and the whole model."""
         alone = len(model.main.operations) == 1 and not model.referenced
         return "" if alone and _is_graph(model, operation) else f"models of {EXTENSION_NAME} are one GRAPH"
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """Return why operations of NNAPI cannot be lowered to ONNX; other providers than the CPU run none of them."""
+        """Return for each NNAPI operation the reason for which it cannot run. Only the CPU provider runs any."""
         if extension_prefix(model, EXTENSION_NAME):
             return super().reasons(model)
         if self._settings.providers:
@@ -119,7 +120,7 @@ class OnnxRuntimeDevice(LocalDevice):
         return imported
 
     def compile(self, model: Model) -> OnnxPreparedModel:
-        """Compile a graph, or share the one that was made from the same files."""
+        """Compile a graph, or share an existing one from the same files."""
         is_file = bool(extension_prefix(model, EXTENSION_NAME))
         source = _source_of(model)
         try:
@@ -128,7 +129,7 @@ class OnnxRuntimeDevice(LocalDevice):
             if is_file:
                 inputs = (*graph.inputs, *graph.optional.values())
                 imported = graph_model(len(source.data), tuple(source.files), inputs, graph.outputs).main
-                files = model.main.operands[: 1 + len(source.files)]  # the client knows their sizes
+                files = model.main.operands[: 1 + len(source.files)]  # Their sizes come from the client.
                 if model.main != replace(imported, operands=(*files, *imported.operands[len(files) :])):
                     raise InvalidArgument("the operands of GRAPH are not those that its file was imported with")
             return OnnxPreparedModel(model, graph, self._tracker, source)
@@ -144,9 +145,9 @@ class OnnxRuntimeDevice(LocalDevice):
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
             try:
                 graph, weights = pack(prepared.model, source.data, source.files, self._settings)
-            except (CacheRejected, OSError):  # of temporary files: nothing against the model
+            except (CacheRejected, OSError):  # Temporary files failed; the model may be good.
                 raise
-            except Exception as error:  # caching never makes a compilation fail
+            except Exception as error:  # Caching must not make a compilation fail.
                 _log.warning("the optimised graph cannot be kept: %s", error)
                 return None
             return (graph,), (weights.data,)
@@ -156,7 +157,7 @@ class OnnxRuntimeDevice(LocalDevice):
             payloads,
             compiled=lambda: model_fingerprint(prepared.model, copies=source.copies),
         )
-        if result.saved:  # a model that is loaded from it meanwhile shares its weights
+        if result.saved:  # Models that load it meanwhile share its weights.
             self._graphs.put(_cached_key(files.cache_key, result.generation), prepared.graph)
         return result
 
@@ -166,7 +167,7 @@ class OnnxRuntimeDevice(LocalDevice):
         contents = read_contents(text)
 
         def load() -> Graph:
-            if contents.gives_back and not claim(weights):  # for a graph that has just been closed
+            if contents.gives_back and not claim(weights):  # A graph that has just been closed had claimed it.
                 raise CacheRejected(CacheReason.BUSY, "the memory of the weights is being given back")
             return load_graph(contents, weights, self._settings, own=True)
 

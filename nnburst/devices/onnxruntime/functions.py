@@ -1,7 +1,7 @@
-"""A limit on graphs that call functions: each call is replaced by the nodes of the function.
+"""A limit on graphs that call functions, since each call is replaced by the nodes of the function.
 
-A function that calls another one twice, which calls another one twice, and so on, makes a graph of 2 ** n nodes of a
-file of n functions. So the nodes are counted before anything reads the model; each function is looked at once.
+If each function calls the next one twice, a file of n functions becomes a graph of 2 ** n nodes. So the nodes are
+counted before ONNX Runtime reads the model; the count looks at each function once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from ...errors import InvalidArgument
 
 MOST_NODES = 30_000
-"""Nodes of a graph that calls functions, at most: the more there are, the longer ONNX Runtime takes to replace each.
-A graph without functions may have as many nodes as its file holds."""
+"""Largest number of nodes of a graph that calls functions: the more there are, the longer each replacement takes.
+A graph without functions may have any number of nodes."""
 
 _Name = tuple[str, str, str]
 
 
 def check_functions(proto: Any) -> None:
-    """Check that a ``ModelProto`` stays within the limit of nodes once its function calls are expanded."""
+    """Check that a ``ModelProto`` is within the limit of nodes after the expansion of its function calls."""
     if not proto.functions:
         return
     bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}
@@ -47,7 +47,7 @@ def _size(nodes: Any, sizes: dict[_Name, int]) -> int:
 
 
 def _called(nodes: Any) -> Iterator[_Name]:
-    """Yield the function that each node calls, also nodes of inner graphs."""
+    """Yield the function that each node calls, including nodes of inner graphs."""
     todo = [nodes]
     while todo:
         for node in todo.pop():
@@ -56,7 +56,7 @@ def _called(nodes: Any) -> Iterator[_Name]:
 
 
 def inner_graphs(node: Any) -> Iterator[Any]:
-    """Yield the graphs that a node has for attributes: branches, bodies."""
+    """Yield the graphs among a node's attributes: branches and loop bodies."""
     for attribute in node.attribute:
         yield from attribute.graphs
         if attribute.HasField("g"):

@@ -1,4 +1,4 @@
-"""A compiled graph: one ONNX Runtime session, shared by all models that were prepared from the same files."""
+"""Compiled graphs: ONNX Runtime sessions, which all models from the same files share."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _log = logging.getLogger(__name__)
 
 
 FILES_OF_MODELS = "session.model_external_initializers_file_folder_path"
-"""The directory in which ONNX Runtime looks for external data, instead of the working directory."""
+"""Option for the directory in which ONNX Runtime looks for external data, instead of the working directory."""
 _FORMAT_OF_MODELS = "session.load_model_format"
-"""The format as which ONNX Runtime reads a model, instead of a guess from the first bytes."""
+"""Option for the format of a model, which ONNX Runtime would guess from the first bytes otherwise."""
 
 
 class SessionSettings(Struct, frozen=True):
-    """Settings of sessions.
+    """The settings of a session.
 
     Attributes:
         threads: Threads that work on one operation; 0 for one per processor.
-        spinning: True if idle ones spin for work.
-        providers: Execution providers in order of preference; empty for the processor.
-        optimization: The optimisation level, in ONNX Runtime's words.
+        spinning: True if idle threads spin instead of sleeping.
+        providers: Execution providers in order of preference; empty for the CPU alone.
+        optimization: ONNX Runtime's name of the optimisation level.
     """
 
     threads: int = 0
@@ -53,7 +53,7 @@ class SessionSettings(Struct, frozen=True):
 
     @property
     def runtime(self) -> Any:
-        """The module that makes the session: see `library.onnxruntime`."""
+        """The module that makes sessions; see `library.onnxruntime`."""
         return onnxruntime(self.providers)
 
     def options(self) -> Any:
@@ -63,13 +63,13 @@ class SessionSettings(Struct, frozen=True):
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
         options.graph_optimization_level = getattr(self.runtime.GraphOptimizationLevel, self.optimization)
         options.log_severity_level = 3
-        options.add_session_config_entry(FILES_OF_MODELS, "/dev/null")  # no directory: a session opens no file
+        options.add_session_config_entry(FILES_OF_MODELS, "/dev/null")  # no directory
         options.add_session_config_entry(_FORMAT_OF_MODELS, "ONNX")
         return options
 
 
 class About(Struct, frozen=True):
-    """Facts about a graph that requests need. They are kept with a compilation."""
+    """Facts about a graph that requests need. The cache stores them with the compilation."""
 
     inputs: tuple[GraphArgument, ...]
     optional: tuple[GraphArgument, ...]
@@ -79,14 +79,14 @@ class About(Struct, frozen=True):
 
 
 class Graph:
-    """A session with its facts that do not depend on requests. Safe for concurrent use.
+    """A session, with the facts that do not depend on requests. Safe for concurrent use.
 
     Attributes:
         session: The `InferenceSession`, or the Python module's.
         inputs: Inputs without a default.
         optional: Inputs with a default, by name.
-        exposed: Names of inputs and outputs that need a copy around each run, see `exposed_arguments`.
-        keys: By name of an output, which is scores, those of the maps to be made of them; see `take_out`.
+        exposed: Names of inputs and outputs that need a copy around each run; see `exposed_arguments`.
+        keys: Keys of the maps to make of an output with scores, by the output's name; see `take_out`.
     """
 
     __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "session")
@@ -97,7 +97,7 @@ class Graph:
         self.optional = {each.name: each for each in about.optional}
         self.exposed = about.exposed
         self.keys = {name: read(np.frombuffer(text, np.uint8), name) for name, text in about.labels.items()}
-        self._kept = kept  # weights that the session does not own
+        self._kept = kept  # Weights that the session uses but does not own.
         held = [each.name for each in (*about.inputs, *about.optional, *about.outputs) if each.holds]
         if held and not isinstance(session, InferenceSession):
             raise GeneralFailure(
@@ -107,14 +107,14 @@ class Graph:
     def bound(
         self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()
     ) -> BoundRun | PythonRun:
-        """Return a run of a binding of the session between copies; `binds` bind its inputs."""
+        """Return a run that copies inputs, runs a binding and copies outputs; `binds` bind the inputs."""
         if isinstance(self.session, InferenceSession):
             return BoundRun(binding, before, after)
         return PythonRun(self.session, binding, before, after, binds)
 
 
 def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
-    """Return a digest of the contents of a model's files: 32 bytes."""
+    """Return a digest of the contents of a model's files, of 32 bytes."""
     whole = hashlib.sha256(hashlib.sha256(data).digest())
     for name, content in sorted(files.items()):
         whole.update(hashlib.sha256(name.encode()).digest())
@@ -123,7 +123,7 @@ def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
 
 
 class GraphStore:
-    """The graphs in use, by the files that they were made from, so that weights exist once."""
+    """The graphs in use, by their files, so that weights exist once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class GraphStore:
         self._making: weakref.WeakValueDictionary[bytes, threading.Lock] = weakref.WeakValueDictionary()
 
     def get(self, key: bytes, make: Callable[[], Graph]) -> Graph:
-        """Return the graph of a key; later callers wait while it is being made."""
+        """Return the graph of a key. The first caller makes it while others wait."""
         with self._lock:
             turn = self._making.setdefault(key, threading.Lock())
         with turn:
@@ -148,23 +148,23 @@ class GraphStore:
 
 
 def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> Graph:
-    """Make a session of a model's files.
+    """Compile a model to a graph.
 
     Args:
-        files: Contents of its external files, by name.
+        files: Contents of the model's external files, by name.
 
     Raises:
         InvalidArgument: The model is malformed, or refers to a file that is not given.
-        GeneralFailure: ONNX Runtime cannot run it, for example because it does not know an operator.
-        ResourceExhausted: There is no memory for it.
+        GeneralFailure: ONNX Runtime cannot run the model, for example because it does not know an operator.
+        ResourceExhausted: There is not enough memory.
     """
-    return Graph(*build_session(data, files, settings, settings.options()))  # the session has copied the files
+    return Graph(*build_session(data, files, settings, settings.options()))  # The session has copies of the files.
 
 
 def build_session(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, options: Any
 ) -> tuple[Any, About]:
-    """Return an ``InferenceSession`` of a model's files; raises the same errors as `compile_graph`."""
+    """Return an ``InferenceSession`` for a model's files; raises the same errors as `compile_graph`."""
     proto = parse(data)
     inputs, optional, outputs = describe(proto)
     labels = take_out(proto)
@@ -177,14 +177,14 @@ def build_session(
 
 
 def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any:
-    """Return an ``InferenceSession`` of a model without external files; raises the same errors as `compile_graph`."""
+    """Return an ``InferenceSession`` for a model without external files; raises as `compile_graph` does."""
     providers = list(settings.providers)
     hint = "; a provider that talks to hardware through files of /dev needs sandbox='off'" * bool(providers)
     try:
         session = settings.runtime.InferenceSession(data, options, providers=providers or [CPU], enable_fallback=False)
     except MemoryError as error:
         raise ResourceExhausted("no memory for the model") from error
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:  # ONNX Runtime's exceptions have no common base.
         if unknown := re.search(r"Fatal error: (\S*):(\w+)\(-?\d+\) is not a registered function/op", str(error)):
             domain, name = unknown.groups()
             hint = f"; it has no operator {name} of the domain {domain!r}: if a library of yours has it, serve a "
@@ -196,9 +196,9 @@ def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any
 
 
 def _computed(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[GraphArgument, ...]:
-    """Copy each output that is also an input by a node, under another name; return the outputs.
+    """Let a node compute each output that is also an input, under another name; return the renamed outputs.
 
-    ONNX Runtime would leave the memory that is bound to it as it is.
+    ONNX Runtime would not write to the memory that is bound to such an output.
     """
     inputs = {value.name for value in proto.graph.input}
     copies: dict[str, str] = {}
@@ -212,14 +212,14 @@ def _computed(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[GraphArgume
 
 
 def _place_external(proto: Any, files: Mapping[str, Bytes], make: Any, options: Any) -> None:
-    """Give the session the tensors that are in external files, or put them into the model."""
+    """Give the session the tensors of external files, or put them into the model."""
     placed: dict[str, Any] = {}
     for tensor, is_initializer in all_tensors(proto):
         location = external_location(tensor)
         if not location:
             continue
         raw = _external_bytes(tensor, location, files)
-        is_bool = tensor.data_type == messages().TensorProto.BOOL  # ONNX Runtime makes them 0 or 1 as it reads a model
+        is_bool = tensor.data_type == messages().TensorProto.BOOL  # These must be 0 or 1.
         value = _as_ort_value(tensor, raw, make) if is_initializer and not is_bool else None
         if value is not None:
             if tensor.name in placed:
@@ -251,7 +251,7 @@ def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> B
 
 
 def _as_ort_value(tensor: Any, raw: Bytes, make: Any) -> Any:
-    """Wrap a tensor's bytes; None for types that cannot be wrapped."""
+    """Return an `OrtValue` over a tensor's bytes; None for types that cannot be wrapped."""
     try:
         row = element_type(int(tensor.data_type), "")
     except GeneralFailure:

@@ -1,14 +1,15 @@
-"""Guards of nodes that ONNX Runtime crashes over, or leaves results of unwritten, where a dimension is 0.
+"""Guards for nodes for which a dimension of 0 crashes ONNX Runtime, or makes it leave results unwritten.
 
-Such a result is memory as it was found: perhaps another client's. Whether a dimension is 0 may show at run time only,
-so these nodes get a few others beside them that look at sizes, a number each, and fail the run:
+Unwritten results are old memory, perhaps another client's. Often only a run finds that a dimension is 0. So guards,
+which are a few more nodes, look at the sizes and make the run fail:
 
-* Some nodes have to have elements in an input (`_NEEDED`): otherwise ONNX Runtime crashes, does not end, or, in integer
+* Some nodes have to have elements in an input (`_NEEDED`): otherwise ONNX Runtime crashes, does not end, or, in
+integer
   products and a Scan of the first version, writes nothing. It reads and writes beyond an Inverse that is not square.
 * ONNX Runtime joins parts that do not fit together if one is empty, and leaves the gaps as they are.
 
-Nodes whose dimensions are known and not 0 stay as they are. What a file says of shapes inside of a graph may be wrong,
-so it is not believed: only inputs, which are checked for each run, weights, and what follows from them.
+Nodes whose dimensions are known and not 0 stay as they are. What a file says of shapes inside of a graph may be
+wrong, so it is not believed: only inputs, which are checked for each run, weights, and what follows from them.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from .importer import constants
 from .library import messages, onnx
 
 _Shape = tuple[int, ...]
-"""-1 where a size is not known."""
+"""A shape, with -1 for an unknown size."""
 _MUCH = 1 << 32
-"""A dimension less than nothing, once it is taken off: no tensor has more elements in one dimension."""
+"""A number larger than any dimension: subtracting it makes a dimension negative."""
 _SMALL = 1024
-"""Elements of a weight that may say a shape."""
+"""Largest number of elements of a weight that may be a shape."""
 _SCAN_WITHOUT_BATCHES = 9
-"""Version of ONNX's operators from which on Scan has no dimension of batches, and fails if there are no steps."""
+"""First version of ONNX's operators whose Scan has no batch dimension, and fails without steps."""
 _OPSET = 17
-"""Version for models that import no operators of ONNX's own."""
+"""Version of ONNX's operators for models that import none."""
 
 _MICROSOFT = "com.microsoft"
 _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
@@ -55,17 +56,17 @@ _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
     (_MICROSOFT, "QLinearSoftmax"): dict.fromkeys(range(1, 5)),
     (_MICROSOFT, "QLinearWhere"): dict.fromkeys((2, 3, 5, 6, 7, 8)),
 }
-"""Inputs that must have elements, and the axis, if any, along which each may have none."""
+"""Inputs that must not be empty, by operator, each with the one axis (or None) whose size may be 0."""
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
-"""The first input that is a part, and how many inputs each part has."""
+"""Position of the first part among the inputs, and the number of inputs per part, by operator."""
 
 
 def guard(proto: Any) -> None:
-    """Change a model so that a run that would do harm fails."""
+    """Add guards to a model, so that a harmful run fails."""
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
     inferred = cache(partial(_inferred, proto, fixed))
-    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # names that no file can foresee
+    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # No file can contain these random names.
     for owner, graph in ((proto, proto.graph), *((each, each) for each in proto.functions)):
         versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
 
@@ -79,12 +80,12 @@ def guard(proto: Any) -> None:
 
 
 def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
-    """Return the shapes that follow from trusted facts, by name; empty if that fails."""
-    functions = {function.name for function in proto.functions}  # whatever their domain
+    """Return the shapes that follow from trusted facts, by name; empty if the inference fails."""
+    functions = {function.name for function in proto.functions}  # Their domains do not matter.
     skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = skeleton.graph
     graph.name = "graph"
-    for node in proto.graph.node:  # ONNX crashes over a StringSplit where one of no known type is matched
+    for node in proto.graph.node:  # ONNX crashes over a StringSplit of an unknown type.
         if node.op_type not in ("StringSplit", *functions) and not any(inner_graphs(node)):
             graph.node.append(node)
     graph.input.extend(value for value in proto.graph.input if value.name not in fixed)
@@ -99,7 +100,7 @@ def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
         graph.output.add(name=value.name)
     try:
         graph = onnx().shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception:  # the kinds vary; ONNX Runtime says later what is wrong with the model
+    except Exception:  # ONNX Runtime will report defects of the model.
         return {}
     kinds = ((value.name, value.type.tensor_type) for value in (*graph.value_info, *graph.input, *graph.output))
     return {
@@ -114,7 +115,7 @@ def _title(node: Any) -> str:
 
 
 class _Guarding:
-    """Adds guards to the nodes of one graph or function, with the graphs inside it."""
+    """The work of adding guards to the nodes of one graph or function and of the graphs inside it."""
 
     def __init__(self, graph: Any, shape: Callable[[str], _Shape | None], names: Iterator[str], opset: int) -> None:
         self._graph, self._shape, self._names, self._opset = graph, shape, names, opset
@@ -137,13 +138,13 @@ class _Guarding:
         return has_own or has_inner
 
     def _unless(self, own: set[str], name: str) -> _Shape | None:
-        """Return the shape of a value, unless it belongs to an inner graph."""
+        """Return the shape of a value; None if it belongs to an inner graph."""
         return None if name in own else self._shape(name)
 
     def _put(self, node: Any) -> None:
-        """Append a node, with its guards before or behind it."""
+        """Append a node, with guards before or after it."""
         kind = {"ai.onnx": ""}.get(node.domain, node.domain), node.op_type
-        if not node.input or not node.output:  # ONNX Runtime refuses those of the operators here
+        if not node.input or not node.output:  # ONNX Runtime refuses operators of this table without them.
             self._nodes.append(node)
             return
         for position, axis in self._needed(node, kind).items():
@@ -175,7 +176,7 @@ class _Guarding:
         if kind == ("", "Scan") and self._opset < _SCAN_WITHOUT_BATCHES:
             return {max(len(node.input) - (_integer(node, "num_scan_inputs", 1) or 1), 0): 0}
         if kind == ("", "ConvTranspose") and len(self._shape("".join(node.input[1:2])) or range(5)) != 5:
-            return {}  # ONNX Runtime crashes over volumes alone
+            return {}  # ONNX Runtime crashes only over volumes.
         return _NEEDED.get(kind, {})
 
     def _require_elements(self, node: Any, position: int, axis: int | None) -> None:
@@ -196,7 +197,7 @@ class _Guarding:
         node.input[0] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of what is not square")
 
     def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
-        """Return the sum of the sizes that a node joins; empty if the parts certainly fit, or it joins nothing."""
+        """Return the sum of the sizes that a node joins; empty if the parts surely fit, or if it joins nothing."""
         if kind == ("", "ConcatFromSequence"):
             return self._elements_of_sequence(node.input[0])
         first, step = _JOINS.get(kind, (len(node.input), 1))
@@ -238,7 +239,7 @@ class _Guarding:
         return self._add("Gather", self._add("Shape", name), self._number(axis))
 
     def _pass_on(self, value: str, to: str, missing: str, why: str) -> str:
-        """Pass a value on in place if a number is 0; else the run fails with a node's label as its error."""
+        """Append a Reshape that passes a value on if `missing` is 0, and else fails the run with a label."""
         less = self._add("Mul", missing, self._number(_MUCH))
         shape = self._add("Sub", self._add("Shape", value), less)
         return self._add("Reshape", value, shape, into=to, label=f"{why}:{next(self._names)}")

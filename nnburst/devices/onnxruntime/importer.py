@@ -1,4 +1,4 @@
-"""An ONNX file as a model: one GRAPH operation whose operands are the file, its external data, inputs and outputs."""
+"""Import of an ONNX file as a model of one GRAPH operation: the file, its external data, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from .library import messages, onnx
 
 EXTENSION_NAME = "org.nnburst.onnx"
 FILE = 0
-"""Operand type of the extension: a file's bytes; the extra parameters are its name."""
+"""Operand type of the extension for a file's bytes; its extra parameters are the file's name."""
 GRAPH = 0
-"""Its operation: files, then the graph's inputs; its outputs are the graph's."""
+"""Operation of the extension. Its inputs are files, then the graph's inputs; its outputs are the graph's."""
 _PREFIX = 1
 _MOST_FILES = 252
-"""Most files of a model beside the model file: a message has no room for more pools."""
+"""Largest number of external files of a model: a message cannot contain more pools."""
 _LONGEST_NAME = 4096
 _MOST_METADATA = 1 << 23
-"""Bytes of a model's metadata that are passed on in one message."""
+"""Largest size in bytes of a model's metadata, which are sent in one message."""
 _NO_VERSION = 2**63 - 1
-"""ONNX Runtime's version of a model without one."""
+"""Version that ONNX Runtime reports for a model without one."""
 _OTHERS = {
     b"version https://git-lfs": "a pointer to one: fetch the file itself with git lfs pull",
     b"<": "a page of the web: fetch the file itself",
     b"PK\x03\x04": "an archive, as torch.save() writes one: export the model with torch.onnx.export()",
 }
-"""First bytes of other files that people take for models, and the way out."""
+"""Advice for other files that people take for models, by their first bytes."""
 _DEFAULTS_OF_INPUTS = 4
-"""Version of the format from which on an initializer needs not be an input."""
+"""First version of the format in which an initializer need not be an input."""
 
 
 class GraphArgument(Struct, frozen=True):
-    """An input or output of a graph. If it `holds` anything but a numeric array, it is `ENCODED`."""
+    """An input or output of a graph. If `holds` names another type than a numeric array, it is `ENCODED`."""
 
     name: str
     element: ElementType
@@ -52,7 +52,7 @@ class GraphArgument(Struct, frozen=True):
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """The dimensions of the operand: 0 for an open dimension, and also for a known zero."""
+        """The dimensions of the operand: 0 for an open dimension, or for a known size of 0."""
         if self.holds:
             return (0,)
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
@@ -65,15 +65,15 @@ class GraphArgument(Struct, frozen=True):
 
 
 def is_bool(node: GraphArgument) -> bool:
-    """Return True for booleans: ONNX Runtime relies on bytes of 0 or 1 and adds them up to count true ones."""
+    """Return True for booleans. Their bytes must be 0 or 1: ONNX Runtime counts true ones by adding bytes."""
     return node.element.dtype == "|b1"
 
 
 def parse(data: bytes) -> Any:
-    """Return the known part of a model file as a ``ModelProto``; fields that this version does not know are dropped."""
+    """Parse a model file to a ``ModelProto``, dropping fields that this version does not know."""
     try:
         proto = messages().ModelProto.FromString(data)
-    except Exception as error:  # protobuf's own exception class differs between its implementations
+    except Exception as error:  # The exception class differs between implementations of protobuf.
         raise _no_model(data, str(error)) from None
     if not proto.graph.node and not proto.graph.output:
         raise _no_model(data, "it has no graph")
@@ -90,10 +90,10 @@ def _no_model(data: bytes, why: str) -> InvalidArgument:
 
 
 def serialised(proto: Any) -> OwnBytes:
-    """Return the bytes of a ``ModelProto`` that `parse` returned; `InvalidArgument` if it is too large for one file."""
+    """Serialise a ``ModelProto`` from `parse`; `InvalidArgument` if it is too large for one file."""
     try:
         return OwnBytes(proto.SerializeToString())
-    except Exception as error:  # likewise
+    except Exception as error:  # See `parse`.
         raise InvalidArgument(f"the model cannot be written again ({error}); use external data for weights") from None
 
 
@@ -104,15 +104,15 @@ def _initializers(graph: Any) -> set[str]:
 def constants(proto: Any) -> set[str]:
     """Return the names of the initializers that no run can override.
 
-    An initializer that is also an input is the default of that input, except in files before version 4 of the
-    format, which list all of them.
+    An initializer that is also an input is that input's default. Files before version 4 of the format are an
+    exception: they list all initializers as inputs.
     """
     inputs = {value.name for value in proto.graph.input} if proto.ir_version >= _DEFAULTS_OF_INPUTS else set()
     return _initializers(proto.graph) - inputs
 
 
 def describe(proto: Any) -> tuple[tuple[GraphArgument, ...], tuple[GraphArgument, ...], tuple[GraphArgument, ...]]:
-    """Return the inputs without a default, those with one that can be passed to a model, and the outputs."""
+    """Return (inputs without a default, inputs with a default that a request can replace, outputs)."""
     graph, fixed = proto.graph, constants(proto)
     defaults, outputs = _initializers(graph) - fixed, graph.output
     if not all(value.type.WhichOneof("value") for value in outputs):
@@ -137,7 +137,7 @@ def _infer_shapes(proto: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a string of a model; protobuf gives bytes where it is not UTF-8."""
+    """Return a string of a model; protobuf has bytes instead where it is not UTF-8."""
     if not isinstance(value, str):
         raise InvalidArgument(f"this is no ONNX model: {value[:100]!r} is no UTF-8")
     return value
@@ -169,7 +169,7 @@ _HELD = re.compile(
 
 
 def _type_text(kind: Any, place: str) -> str:
-    """Return a type as ONNX Runtime writes it; `GeneralFailure` if its elements cannot be passed to a model."""
+    """Return the name of a type in ONNX Runtime; `GeneralFailure` if requests cannot contain such elements."""
     what = kind.WhichOneof("value")
     if what == "tensor_type":
         return f"tensor({element_within(int(kind.tensor_type.elem_type), place).name})"
@@ -197,7 +197,7 @@ def _shape(tensor: Any) -> OpenShape:
 def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
     """Yield each tensor of a model, with True for an initializer of the outermost graph.
 
-    All messages are looked into, so that no place is forgotten: attributes, sparse tensors, inner graphs, functions,
+    All messages are searched, so that no place is forgotten: attributes, sparse tensors, inner graphs, functions,
     training information.
     """
     leaf = messages().TensorProto.DESCRIPTOR
@@ -217,7 +217,7 @@ def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def external_location(tensor: Any) -> str:
-    """Return the name of the file, beside the model, with a tensor's data; empty if the model has the data."""
+    """Return the name of the external file with a tensor's data; empty if the model contains the data."""
     if tensor.data_location != messages().TensorProto.EXTERNAL:
         return ""
     name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))
@@ -235,7 +235,12 @@ def external_location(tensor: Any) -> str:
 
 
 def import_graph(data: bytes) -> ImportedModel:
-    """Read a model; `InvalidArgument` if it is malformed, `GeneralFailure` if its arguments cannot be passed."""
+    """Import a model file.
+
+    Raises:
+        InvalidArgument: The model is malformed.
+        GeneralFailure: Requests cannot contain an input or output of its types.
+    """
     proto = parse(data)
     required, optional, outputs = describe(proto)
     if not outputs:
@@ -255,10 +260,10 @@ def import_graph(data: bytes) -> ImportedModel:
 
 
 def _metadata(proto: Any) -> ModelMetadata | None:
-    """Return a model's own metadata; None if they are too long."""
+    """Return the metadata of a model; None if they are too long."""
 
     def text(value: Any) -> str:
-        return value if isinstance(value, str) else str(value, errors="replace")  # bytes: no UTF-8
+        return value if isinstance(value, str) else str(value, errors="replace")  # Bytes are text that is not UTF-8.
 
     graph = proto.graph
     said = map(text, (proto.producer_name, graph.name, proto.domain, proto.doc_string, graph.doc_string))
@@ -271,7 +276,7 @@ def _metadata(proto: Any) -> ModelMetadata | None:
 def graph_model(
     size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]
 ) -> Model:
-    """Return the model of a graph in a file of so many bytes, without its pools."""
+    """Return the model of a graph in a file of a size in bytes, without pools."""
     return one_operation(
         extension_code(_PREFIX, GRAPH),
         [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))],
@@ -294,7 +299,7 @@ def _file(pool: int, name: str, size: int) -> OperandDesc:
 
 def _operand(argument: GraphArgument, *, is_input: bool) -> OperandDesc:
     if argument.rank is None and is_input:
-        # NNAPI's tensors are not of rank 0, but those of the extension may be.
+        # NNAPI has no tensors of rank 0, but the extension has.
         return OperandDesc(extension_code(_PREFIX, argument.element.number))
     code, scale = operand_code(argument.element, argument.rank, _PREFIX)
     holds = argument.holds.encode() or None

@@ -1,4 +1,4 @@
-"""A graph bound to a request: ONNX Runtime's own binding, onto the mapped pools where `snapshots` allows it."""
+"""A graph bound to a request, with ONNX Runtime's binding; to the mapped pools where `snapshots` allows it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from .zip_maps import as_maps
 _CPU = "cpu"
 _NOTHING = np.empty(1, np.uint8)
 _LEAST_ROOM = 4096
-"""Bytes of private memory for an argument with open dimensions, as far as the client has room for it."""
+"""Least size in bytes of private memory for an argument with open dimensions, if the client's region has it."""
 _PRIVATE = 4
-"""Bytes of private memory for each of an encoded input: ONNX Runtime has 32 for a string that has 9 there."""
+"""Bytes of private memory for each byte of an encoded input: a string of 9 bytes takes 32 in ONNX Runtime."""
 _TENSOR = 1024
-"""Bytes of private memory for each tensor in one, beside its elements: of this run, and of the one before."""
+"""Bytes of private memory for each tensor within an encoded input, beside its elements, for two runs."""
 
 
 class _Output(NamedTuple):
     """An output of a request.
 
     Attributes:
-        is_open: Its size is known only after a run: ONNX Runtime allocates it, and it is copied once. Others ONNX
-            Runtime writes where they belong, since model or request says their shape.
+        is_open: True if only a run finds the size: ONNX Runtime allocates the output, and it is copied. False if the
+            model or request has the shape, so that ONNX Runtime writes the output in place.
     """
 
     position: int
@@ -57,10 +57,10 @@ class _Output(NamedTuple):
 
 
 class BoundGraph:
-    """A `Kernel`: a graph bound to the arrays of one request. Not for concurrent use.
+    """A `Kernel` that runs a graph on the arrays of one request. Not for concurrent use.
 
     Args:
-        request: A request that `validate_request` accepted, its memory open.
+        request: A request that `validate_request` accepted, with open memory.
         leave_open: Called with the positions of outputs whose dimensions differ from those declared.
         batches: The model's batches, if requests of bursts may run together.
 
@@ -81,7 +81,7 @@ class BoundGraph:
         self._graph = graph
         self._leave_open = leave_open
         self._memory = WorkingMemory()
-        self._texts: list[object] = []  # C gets addresses only
+        self._texts: list[object] = []  # C gets only addresses, so the texts are kept here.
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._written: list[_Output] = []
@@ -142,7 +142,7 @@ class BoundGraph:
         location = argument.location
         nbytes = _needed(node, operand, dims)
         if not dims and not node.shape and not isinstance(pool, BufferView):
-            nbytes = node.element.itemsize  # the graph leaves the rank open, and this one is 0
+            nbytes = node.element.itemsize  # The rank is open in the graph and 0 in this request.
         if nbytes is None or (nbytes != location.length and not isinstance(pool, BufferView)):
             raise InvalidArgument(
                 f"input {node.name!r} has {location.length} bytes, which is not what {node.element.name} of dimensions "
@@ -165,11 +165,11 @@ class BoundGraph:
         self._bind(self._binding.bind_input, node, dims, place)
 
     def _private(self, nbytes: int, room: int, operand: OperandDesc) -> tuple[Bytes, int]:
-        """Return memory for a copy of an argument, and the bytes to which that may grow."""
+        """Return memory for a copy of an argument, and the size in bytes to which it may grow."""
         is_fixed = is_scalar(operand) or is_fully_specified(operand.dimensions)
         room = nbytes if is_fixed else max(nbytes, min(room, max(2 * nbytes, _LEAST_ROOM)))
         self._memory.take(room)
-        return np.zeros(room, np.uint8)[:nbytes], room  # a run that leaves it as it is tells nothing of others
+        return np.zeros(room, np.uint8)[:nbytes], room  # Zeros, or unwritten memory would show other data.
 
     def _describe(
         self,
@@ -182,7 +182,7 @@ class BoundGraph:
         place: Bytes,
         room: int,
     ) -> None:
-        """Describe in an ``nnb_ort_argument`` an argument's place and the arguments that may replace it."""
+        """Fill in an ``nnb_ort_argument``: the argument's place, and the rules for arguments that may replace it."""
         dimensions, given = operand.dimensions, argument.dimensions
         if isinstance(pool, BufferView):
             row.buffer = pool.buffer.handle
@@ -202,7 +202,7 @@ class BoundGraph:
             self._adapts = False
 
     def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
-        """Return True if an argument has to be copied, because ONNX Runtime must not use the client's memory."""
+        """Return True if an argument must be copied, because ONNX Runtime must not use the client's memory."""
         if region.ctypes.data % node.element.itemsize:
             return True
         if getattr(pool, "is_private", False):
@@ -254,29 +254,29 @@ class BoundGraph:
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; after the deadline ONNX Runtime ends the run between two of its nodes.
+        """Run once; after the deadline ONNX Runtime stops the run between two nodes.
 
         Raises:
-            MissedDeadline: The run was ended.
+            MissedDeadline: The run was stopped.
         """
         if self._open and self._described is None:
             return self._run_open(deadline_ns)
         return self._run_closed(deadline_ns)
 
     def cancel(self) -> None:
-        """End the run between two nodes, and any later run at once; see `Kernel`."""
+        """Stop the run between two nodes, and any later run at once; see `Kernel`."""
         self._bound.cancel()
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def _run_closed(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run a request whose output shapes are all known, or told by the run in C."""
+        """Run a request whose output shapes are all known, or reported by the run in C."""
         if self._encoded:
             self._feed(deadline_ns)
         return self.conclude(self._bound.run(deadline_ns), deadline_ns)
 
     def conclude(self, status: int, deadline_ns: int) -> ExecutionResult | None:
-        """Return the result of a run that ended with a status of the C core, or raise its failure; see `Kernel`."""
+        """Return the result of a run that ended with a status of the C core, or raise its error; see `Kernel`."""
         if status == -errno.ENOSPC:
             status = self._enlarge()
         told = None if self._described is None else self._described.result()
@@ -287,7 +287,7 @@ class BoundGraph:
         return told
 
     def _enlarge(self) -> int:
-        """Give buffers the room that the outputs of the last run need, and finish the run."""
+        """Enlarge buffers for the outputs of the last run, and finish the run."""
         assert self._described is not None
         try:
             for each in self._open:
@@ -321,30 +321,29 @@ class BoundGraph:
                     self._binding.bind_value(name, OrtValue.of(value))
                 except OrtError as error:
                     raise InvalidArgument(f"{places[name]}: {error}") from None
-        self._values = list(values.values())  # ONNX Runtime gets addresses only
+        self._values = list(values.values())  # ONNX Runtime gets only addresses.
 
     def _run_open(self, deadline_ns: int) -> ExecutionResult:
-        """Run, and return the shapes that came out."""
+        """Run, and return the result with the shapes of the outputs."""
         try:
             self._run_closed(deadline_ns)
             self._fetch()
         finally:
-            self._leave_to_library(self._open)  # or what it has allocated stays, and is used again, whatever its size
+            self._leave_to_library(self._open)  # It would reuse its allocation otherwise.
         if not all(shape.is_sufficient for shape in self._shapes):
             raise OutputInsufficientSize("an output needs more room", output_shapes=tuple(self._shapes))
         return ErrorStatus.NONE, tuple(self._shapes), NO_TIMING
 
     def _leave_to_library(self, outputs: Iterable[_Output]) -> None:
-        """Let ONNX Runtime write outputs to memory of its own."""
+        """Let ONNX Runtime allocate the memory of outputs."""
         for output in outputs:
             self._binding.bind_output(output.node.name, _CPU)
 
     def _failed(self, status: int, deadline_ns: int) -> NNBurstError:
-        """Convert a failure of ONNX Runtime for the client: too little room, if a declared shape was wrong.
+        """Return the client's error for a failure of ONNX Runtime: a too small output, if a declared shape was wrong.
 
-        A file may use one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
-        of another shape than the one that comes out; a graph has no effects, so it may run again with regions of ONNX
-        Runtime's own.
+        A file may use one name for two sizes, or a wrong number. ONNX Runtime refuses to write an output to memory of
+        another shape. A graph has no side effects, so it can run again with memory that ONNX Runtime allocates.
         """
         failure = self._bound.failure(status)
         if not self._said or status != ErrorStatus.GENERAL_FAILURE:
@@ -352,7 +351,7 @@ class BoundGraph:
         try:
             self._leave_to_library(self._said)
             run = self._bound.run if self._described is None else self._described.run_into_binding
-            if status := run(deadline_ns):  # the failure is not of the shapes
+            if status := run(deadline_ns):  # The shapes are not the cause.
                 return self._bound.failure(status)
             values = ((each.position, value) for each, value in self._computed() if not each.node.holds)
             shapes = {position: tuple(value.shape()) for position, value in values}
@@ -377,19 +376,19 @@ class BoundGraph:
         )
 
     def _dims(self, position: int) -> tuple[int, ...]:
-        """Return the dimensions of an output in the request that the kernel is bound to now."""
+        """Return the dimensions of an output in the request to which the kernel is bound now."""
         row = self._outputs[position]
         return tuple(row.dims[0 : row.rank])
 
     def _computed(self) -> Iterator[tuple[_Output, OrtValue]]:
-        """Yield ONNX Runtime's value for each output. Outputs of one name share one."""
+        """Return (output, value in ONNX Runtime) for each output. Outputs of the same name share one value."""
         values = dict(
             zip(dict.fromkeys(each.node.name for each in self._written), self._binding.get_outputs(), strict=True)
         )
         return ((each, values[each.node.name]) for each in self._written)
 
     def _fetch(self) -> None:
-        """Copy the outputs that ONNX Runtime allocated, as far as there is room."""
+        """Copy the outputs that ONNX Runtime allocated, unless their regions are too small."""
         for output, value in self._computed():
             node, place = output.node, f"output {output.node.name!r}"
             if not output.is_open:
@@ -424,7 +423,7 @@ def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -
 
 
 def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:
-    """Return the bytes of an argument; None if not all dimensions are known."""
+    """Return the size of an argument in bytes; None if a dimension is unknown."""
     if is_scalar(operand):
         return node.element.itemsize
     return math.prod(dims) * node.element.itemsize if is_fully_specified(dims) else None

@@ -1,4 +1,4 @@
-"""ONNX Runtime's levels of optimisation, by its names and numbers."""
+"""ONNX Runtime's optimisation levels: names and numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class GraphOptimizationLevel(IntEnum):
-    """Level of graph optimisation."""
+    """An optimisation level for graphs."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1

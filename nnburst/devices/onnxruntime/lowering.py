@@ -1,14 +1,14 @@
-"""A model of NNAPI's operations as a graph of ONNX, as far as its operations can be lowered.
+"""Lowering: conversion of a model of NNAPI operations to an ONNX graph, if all operations have a conversion.
 
-Every operand is a value of the graph, stored as in NNAPI but for signed elements of 8 bits: with 128 added to them,
-they and their zero point are those of an unsigned twin, which is what all operations here are written for. Constant
-filters are signed where the processor has VNNI, with which ONNX Runtime is much faster; without, it lets sums of two
-products with signed elements saturate at 16 bits, which those with unsigned ones never do.
+Every operand is a value of the graph, stored as in NNAPI, except signed elements of 8 bits: 128 is added to them and
+to their zero point, so that all functions here work on unsigned elements. Constant filters stay signed where the
+processor has VNNI, which makes ONNX Runtime much faster. Without VNNI, its sums of two products with signed elements
+saturate at 16 bits, which never happens with unsigned ones.
 
-An operation asks for real values, in float32 whatever the storage, or for stored ones, and gives either: `LoweredCall`.
-Quantised arithmetic is float32 between DequantizeLinear and QuantizeLinear, where ONNX Runtime has kernels of integers
-for many operations. They round halves to even, which NNAPI's rule has away from 0: where halves are usual, the scale of
-a result is smaller by a few units in the last place. A result may still differ by 1 from the reference device's.
+An operation reads and writes either real values, which are float32, or stored values: `LoweredCall`. Quantised
+arithmetic is float32 between DequantizeLinear and QuantizeLinear, which ONNX Runtime often replaces by integer
+kernels. They round halves to even, NNAPI rounds halves away from 0: where halves are usual, the scale of a result is
+made smaller by a few units in the last place. A result may still differ by 1 from the reference device's.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OPSET = 18
 _IR_VERSION = 8
 _FILE = "weights"
 _LARGE = 1024
-"""Bytes from which on a weight is in the external file, of which no copies are made on the way."""
+"""Least size in bytes of a weight in the external file, of which no copies are made."""
 _AWAY = 1 - 2.0**-21
-"""Factor for scales: it lifts halves, which ONNX Runtime would round to even."""
+"""Factor for scales that lifts halves, which ONNX Runtime would round to even."""
 _LARGEST_RESULT = 256 << 20
 _CONSTANT = (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
 _T = OperandType
@@ -48,11 +48,11 @@ _SIGNED = (_T.TENSOR_QUANT8_ASYMM_SIGNED, _T.TENSOR_QUANT8_SYMM_PER_CHANNEL)
 
 
 class Lowering:
-    """A model on its way to a graph. Weights are read when the graph is written.
+    """A model during its conversion to a graph. Weights are read when the graph is written.
 
     Attributes:
-        reasons: For each operation of the main subgraph, why it cannot be lowered; empty if it can.
-        copies: Private copies of the constants that have been read, by operand.
+        reasons: Reason for each operation of the main subgraph that cannot be lowered; empty for others.
+        copies: Private copies of constants that have been read, by operand.
     """
 
     def __init__(self, model: Model, functions: Mapping[int, Callable[[LoweredCall], None]]) -> None:
@@ -86,11 +86,11 @@ class Lowering:
             function(call)
         except NNBurstError as error:
             return str(error)
-        except (ArithmeticError, ValueError) as error:  # numbers that make no sense
+        except (ArithmeticError, ValueError) as error:  # The model's numbers make no sense.
             return f"{type(error).__name__}: {error}"
         return ""
 
-    # -- what operations append ------------------------------------------------------------------------------------
+    # -- nodes of operations ---------------------------------------------------------------------------------------
 
     def nodes(self, count: int, kind: str, *inputs: str, **attributes: Any) -> tuple[str, ...]:
         outputs = tuple(f"n{len(self._nodes)}_{i}" for i in range(count))
@@ -109,10 +109,10 @@ class Lowering:
     def stored(self, index: int) -> str:
         if self.operands[index].lifetime in _CONSTANT:
             return self.weight(f"c{index}", lambda: self.read(index))
-        return self.values.get(index, f"x{index}")  # another device runs its operation
+        return self.values.get(index, f"x{index}")  # Another device computes this operand.
 
     def read(self, index: int) -> Array:
-        """Return a private copy of a constant; the same each time."""
+        """Return a private copy of a constant, made at the first call."""
         operand, location = self._model.main.operands[index], self._model.main.operands[index].location
         dtype = operand_info(operand.type).dtype
         if index not in self.copies and operand.lifetime == Lifetime.CONSTANT_COPY:
@@ -125,26 +125,26 @@ class Lowering:
         return (found ^ np.int8(-128)).view(np.uint8) if self.is_signed(index) else found
 
     def is_signed(self, index: int) -> bool:
-        """Return True if the elements of an operand have 128 added to them in the graph."""
+        """Return True if 128 is added to an operand's elements in the graph."""
         return self._model.main.operands[index].type in _SIGNED
 
     def keep(self, index: int, value: str, dims: tuple[int, ...]) -> None:
-        """Record the value with a result's stored elements, and its dimensions, which the model may leave open."""
+        """Record the value that contains a result's stored elements, and its dimensions, which the model may lack."""
         self.values[index], self._written[index] = value, dims
 
     def dims(self, index: int) -> tuple[int, ...]:
-        """Return the dimensions of an operand, as far as they are known."""
+        """Return the known dimensions of an operand."""
         return self._written.get(index, self.operands[index].dimensions)
 
     def _flipped(self, name: str, source: Any, target: Any) -> str:
-        """Convert elements of either 8-bit type to those of its twin."""
+        """Convert signed 8-bit elements to unsigned ones, or the reverse."""
         (bits,) = self.nodes(1, "BitwiseXor", name, self.array(-128 if source is np.int8 else 128, source))
         return self.nodes(1, "Cast", bits, to=_number(target))[0]
 
     # -- the graph -------------------------------------------------------------------------------------------------
 
     def graph(self) -> tuple[bytes, dict[str, Bytes]]:
-        """Return the graph's file and its external file; `GeneralFailure` if an operation cannot be lowered."""
+        """Return the bytes of the model file and external file; `GeneralFailure` if an operation has no lowering."""
         main, helper = self._model.main, onnx().helper
         if any(self.reasons):
             raise GeneralFailure(next(filter(None, self.reasons)))
@@ -182,7 +182,7 @@ class Lowering:
 
 
 class LoweredCall(OperationView):
-    """An operation that is being lowered: names of values in and out, nodes between them."""
+    """An operation during its lowering: names of input and output values, and the nodes between them."""
 
     partial = False
 
@@ -200,7 +200,7 @@ class LoweredCall(OperationView):
         return self._lowering.read(index) if self._operands[index].lifetime in _CONSTANT else None
 
     def require_known(self) -> None:
-        """Check that all dimensions are known (else `GeneralFailure`), and fit together (else `InvalidArgument`)."""
+        """Check that all dimensions are known (else `GeneralFailure`) and consistent (else `InvalidArgument`)."""
         for position, index in enumerate(self.operation.inputs):
             operand, dims = self._lowering.operands[index], self._lowering.dims(index)
             if operand.lifetime == Lifetime.NO_VALUE:
@@ -238,13 +238,13 @@ class LoweredCall(OperationView):
         return value if tuple(axes) == tuple(range(len(axes))) else self.node("Transpose", value, perm=list(axes))
 
     def clipped(self, value: str, low: float | None, high: float | None, dtype: Any = np.float32) -> str:
-        """Append a node that clips to limits, None for no limit."""
+        """Append a node that clips to limits (None for no limit); return its value."""
         if (low, high) == (0, None) and dtype is np.float32:
             return self.node("Relu", value)
         limits = ["" if limit is None else self.array(limit, dtype) for limit in (low, high)]
         return self.node("Clip", value, *limits) if any(limits) else value
 
-    # -- values in -------------------------------------------------------------------------------------------------
+    # -- input values ----------------------------------------------------------------------------------------------
 
     def is_signed(self, name: str, which: int = 0) -> bool:
         return self._lowering.is_signed(self.index(name, which))
@@ -256,11 +256,11 @@ class LoweredCall(OperationView):
         return self._lowering.stored(self.index(name, which))
 
     def truth(self, name: str) -> str:
-        """Return the elements of a boolean tensor."""
+        """Return a boolean input as ONNX bools."""
         return self.cast(self.stored(name), np.bool_)
 
     def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
-        """Return an input's real values in float32, perhaps with its axes in another order."""
+        """Return an input's real values in float32, with its axes in the order `axes` if given."""
         index, operand, channels = self.index(name, which), self.operand(name, which), self.channel_scales(name)
         info, value = operand_info(operand.type), self.stored(name, which)
         dtype: Any = np.uint8 if self.is_signed(name, which) else info.dtype
@@ -282,16 +282,16 @@ class LoweredCall(OperationView):
         steps, zeros = self.array(scales, np.float32), self.array(zero_points, np.int8 if turned else dtype)
         return self.node("DequantizeLinear", value, steps, zeros, axis=list(axes).index(axis) if axes else axis)
 
-    # -- values out ------------------------------------------------------------------------------------------------
+    # -- output values ---------------------------------------------------------------------------------------------
 
     def keep(self, value: str, which: int = 0) -> None:
-        """Record the value with a result's stored elements."""
+        """Record the value that contains a result's stored elements."""
         self._lowering.keep(self.operation.outputs[which], value, self.outputs[which])
 
     def give(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:
-        """Make the stored elements of a result of its real values: the fused activation, storage, an order of axes.
+        """Store a result: apply the fused activation to its real values, quantise them, reorder the axes.
 
-        Without `halves` there are hardly results half-way between two stored ones, and numbers are those of the model.
+        `halves` is False where results are hardly ever half-way between two stored values; the scale stays exact.
         """
         operand, code = self.output(which), self.integer("act") if self.count("act") else 0
         info, limits = operand_info(operand.type), activation_limits(operand, code)
@@ -308,7 +308,7 @@ class LoweredCall(OperationView):
 
 @cache
 def _multiplies_signed() -> bool:
-    """Return True if ONNX Runtime multiplies bytes by signed bytes without a loss."""
+    """Return True if ONNX Runtime multiplies unsigned by signed bytes without saturation."""
     return not {"avx_vnni", "avx512_vnni"}.isdisjoint(cpu_features().split())
 
 

@@ -1,7 +1,7 @@
-"""Lowering of NNAPI's operations: one function per operation appends nodes of ONNX.
+"""Lowering of NNAPI operations: one function per operation, which appends ONNX nodes.
 
-The reference device runs the others: those that ONNX cannot express exactly (ties, lookup misses, random numbers,
-16-bit fixed point, data-dependent sizes), and products of many factors, whose rounding error is too large.
+The reference device runs the other operations: ONNX cannot express them exactly (ties, lookup misses, random numbers,
+16-bit fixed point, data-dependent sizes), or they are products of many factors with too large rounding errors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _I32, _B8, _F32, _F16 = (
     OperandType.TENSOR_FLOAT16,
 )
 _STEEPEST = 16.0
-"""ELU's alpha up to which exp(x) - 1 is exact enough near 0."""
+"""Largest alpha of ELU for which exp(x) - 1 is exact enough near 0."""
 _BELOW_2_31 = 2147483647
 
 
@@ -86,7 +86,7 @@ def _prelu(c: LoweredCall) -> None:
 
 
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
-    """Compare real values; those of quantised operands come from tables and are rounded from float64."""
+    """Compare real values. For quantised operands they come from tables, rounded from float64."""
 
     def compared(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)
@@ -113,7 +113,7 @@ def _select(c: LoweredCall) -> None:
 
 
 def _cast(c: LoweredCall) -> None:
-    """Cast: integers are cut to their range, fractions dropped; NaN becomes 0."""
+    """Cast numbers. Integers are clipped to their range, fractions are dropped, NaN becomes 0."""
     x, source, target = c.stored("x"), operand_info(c.operand("x").type), operand_info(c.output().type)
     if source.dtype == target.dtype:
         c.keep(x)
@@ -132,7 +132,7 @@ def _convert(c: LoweredCall) -> None:
 
 
 def _quantize(c: LoweredCall) -> None:
-    """Quantise; halves are rounded away from zero."""
+    """Quantise real values, rounding halves away from zero."""
     operand = c.output()
     steps = c.node("Mul", c.cast(c.real("x"), np.float64), c.array(1 / operand.scale, np.float64))
     half = c.node("Mul", c.node("Sign", steps), c.array(0.5, np.float64))
@@ -141,7 +141,7 @@ def _quantize(c: LoweredCall) -> None:
     c.keep(c.cast(c.node("Add", whole, c.array(operand.zero_point, np.int32)), np.uint8))
 
 
-# -- elements that move -----------------------------------------------------------------------------------------------
+# -- moving elements --------------------------------------------------------------------------------------------------
 
 
 def _reshape(c: LoweredCall) -> None:
@@ -204,7 +204,7 @@ def _pad(c: LoweredCall) -> None:
 
 
 def _checked(c: LoweredCall, name: str, size: int) -> str:
-    """Return indices, checked in the run: a negative one fails like one that is too large."""
+    """Return indices that fail the run if negative, as too large ones do."""
     indices = c.stored(name)
     negative = c.node("Less", indices, c.array(0, np.int32))
     return c.node("Where", negative, c.array(size, np.int32), indices)
@@ -263,7 +263,7 @@ def _resize_nearest(c: LoweredCall) -> None:
 
 
 def _resize_bilinear(c: LoweredCall) -> None:
-    """Resize along one axis, then the other; each element is a mean of two neighbours."""
+    """Resize along one axis, then the other; each element is a weighted mean of two neighbours."""
     value, dims, out = c.real("x"), c.dims("x"), c.outputs[0]
     down, across = axes = (2, 3) if c.integer("nchw", 0) else (1, 2)
     for axis in axes if rows_first((dims[down], dims[across]), (out[down], out[across])) else axes[::-1]:
@@ -296,7 +296,7 @@ def _window(g: WindowGeometry) -> dict[str, list[int]]:
 
 
 def _bias(c: LoweredCall) -> str:
-    """Return the bias in float32; that of quantised sums has the scale of its products, perhaps one a channel."""
+    """Return the bias in float32. A quantised bias has the scale of the products, perhaps one per channel."""
     if not c.info.is_quantised:
         return c.real("bias")
     channels = c.channel_scales("filter")
@@ -355,7 +355,7 @@ def _l2_pool(c: LoweredCall) -> None:
 
 
 def _reduced(c: LoweredCall, kind: str, value: str, axes: Sequence[int]) -> str:
-    """Reduce over axes; without axes nothing is reduced."""
+    """Reduce over axes; without axes, return the values unchanged."""
     return c.node(kind, value, c.array(axes), keepdims=1) if axes else value
 
 
@@ -378,7 +378,7 @@ def _all_or_any(kind: str, c: LoweredCall) -> None:
 
 
 def _numbers(c: LoweredCall) -> str:
-    """Return elements in a type that can be ordered, whatever the storage."""
+    """Return elements in a type that ONNX Runtime can order."""
     if c.info.is_quantised:
         return c.cast(c.stored("x"), np.int32)
     return c.stored("x") if c.data_type is _I32 else c.real("x")
@@ -391,7 +391,7 @@ def _argument(kind: str, c: LoweredCall) -> None:
 
 
 def _topk(c: LoweredCall) -> None:
-    """Reverse the elements around ONNX's TopK: of equal elements it prefers the first, NNAPI the last."""
+    """Lower TOPK_V2 to TopK of reversed elements: of equal elements ONNX prefers the first, NNAPI the last."""
     size = c.dims("x")[-1]
     last, end, axis, step = c.array([size - 1]), c.array([-(1 << 31)]), c.array([-1]), c.array([-1])
     turned = c.node("Slice", _numbers(c), last, end, axis, step)
@@ -515,4 +515,4 @@ LOWERED: dict[int, _Lowered] = {
     _O.UNIDIRECTIONAL_SEQUENCE_LSTM: recurrent.sequence_lstm,
     _O.UNIDIRECTIONAL_SEQUENCE_RNN: recurrent.sequence_rnn,
 }
-"""Every operation that can be lowered."""
+"""The lowering function of each operation that can be lowered."""

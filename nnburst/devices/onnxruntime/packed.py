@@ -1,10 +1,9 @@
-"""The contents of a compilation cache: the optimised graph, and beside it the weights.
+"""The contents of cache files: the optimised graph in one, its weights in the other.
 
 The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
-large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a graph that is loaded uses
-them where they lie. A tensor of equal elements is stored as one number. ONNX Runtime makes rearranged copies
-of large matrices at each opening; it says which when the graph is written, and the memory of these is given back as
-soon as the graph is open.
+large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a loaded graph uses them
+in place. A tensor of equal elements is stored as one number. ONNX Runtime makes rearranged copies of large matrices
+at each opening. When it writes the graph it reports which ones, and once a graph is open, their memory is released.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from .importer import all_tensors, parse, serialised
 from .library import messages
 
 FORMAT = 11
-"""Part of the epoch: files of another format are not even opened."""
+"""Version of the format, a part of the epoch: a file of another version is not used."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
-"""Bytes from which on a tensor is kept outside of the graph."""
+"""Least size in bytes of a tensor that is stored outside the graph."""
 _SPARE = 16 << 20
-"""Bytes of memory that are left free."""
+"""Bytes of the machine's memory that must stay free."""
 _WEIGHTS = "weights.bin"
 _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
 
 
 class _Tensor(Struct, frozen=True, array_like=True):
-    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or its only number.
+    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or the one number that fills it.
 
-    `rearranged`: ONNX Runtime opens the graph with a copy in another order, and releases the tensor.
+    If `rearranged`, ONNX Runtime makes a copy in another order at opening and does not need the tensor afterwards.
     """
 
     name: str
@@ -63,11 +62,11 @@ class _Tensor(Struct, frozen=True, array_like=True):
 
 
 class Contents(Struct, frozen=True):
-    """The model blob.
+    """The contents of the model blob.
 
     Attributes:
-        model: The model as prepared, without its files.
-        graph: The graph as ONNX Runtime wrote it.
+        model: The prepared model, without its files.
+        graph: The optimised graph from ONNX Runtime.
         file_size: Bytes of the file in which the graph expects its large tensors.
     """
 
@@ -79,12 +78,12 @@ class Contents(Struct, frozen=True):
 
     @property
     def gives_back(self) -> bool:
-        """True if the memory of some weights is given back once the graph is open."""
+        """True if the memory of some weights is released once the graph is open."""
         return any(tensor.rearranged for tensor in self.tensors)
 
 
 def _require_room(nbytes: int) -> None:
-    """Raise `CacheRejected` if this machine lacks so much memory now."""
+    """Raise `CacheRejected` if this machine does not have `nbytes` of free memory."""
     left = _memory_left()
     if left < nbytes:
         raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in memory: {left} are left")
@@ -97,7 +96,7 @@ def _memory_left() -> int:
 
 @contextlib.contextmanager
 def _file_in_memory() -> Iterator[Path]:
-    """Make a file that no other process can reach, and that is never on a disk."""
+    """Make a file in memory that no other process can reach."""
     fd = os.memfd_create("nnburst-pack", os.MFD_CLOEXEC)
     try:
         yield Path(f"/proc/self/fd/{fd}")
@@ -106,27 +105,27 @@ def _file_in_memory() -> Iterator[Path]:
 
 
 def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> tuple[bytes, Bytes]:
-    """Optimise a model once more, take the result apart, and try it out.
+    """Optimise a model, separate graph and weights, and check that they can be loaded.
 
     Returns:
-        The two blobs: the graph, and its weights, which are at least one byte.
+        The model blob and the data blob, which has at least one byte.
 
     Raises:
-        CacheRejected: There is no memory for it.
-        NNBurstError: It cannot be done.
+        CacheRejected: There is not enough memory.
+        NNBurstError: The model cannot be written or loaded.
     """
     nbytes = len(data) + sum(content.nbytes for content in files.values())
     _require_room(3 * nbytes + _SPARE)
     contents, blob = _optimised(replace(model, operand_values=b"", pools=()), data, files, settings)
-    load_graph(contents, blob.data, settings)  # some that it writes it cannot read
+    load_graph(contents, blob.data, settings)  # ONNX Runtime cannot read every graph that it writes.
     return msgspec.msgpack.encode(contents), blob
 
 
 def _optimised(
     model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
 ) -> tuple[Contents, Bytes]:
-    """Let ONNX Runtime write its optimised graph of a model, and take the large tensors out."""
-    with _file_in_memory() as graph, _file_in_memory() as weights:  # in one directory, as it wants them
+    """Let ONNX Runtime write its optimised graph of a model; return it without the large tensors."""
+    with _file_in_memory() as graph, _file_in_memory() as weights:  # ONNX Runtime expects both in one directory.
         options = settings.options()
         options.optimized_model_filepath = str(graph)
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights.name)
@@ -142,7 +141,7 @@ def _optimised(
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
-    proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
+    proto.ir_version = max(proto.ir_version, 4)  # From version 4 on, an initializer need not be an input.
     tensors, blob = _take_apart(proto, raw)
     return Contents(model, about, serialised(proto), tensors, raw.nbytes), blob
 
@@ -169,7 +168,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
             continue
         next(entry for entry in tensor.external_data if entry.key == "location").value = _WEIGHTS
         rearranged = [entry for entry in tensor.external_data if entry.key.startswith("prepacked")]
-        for entry in rearranged:  # the copies are not kept: ONNX Runtime makes them anyway
+        for entry in rearranged:  # The copies are dropped: ONNX Runtime makes them anyway.
             tensor.external_data.remove(entry)
         gone = bool(rearranged) and uses[tensor.name] == 1 and not nested
         if _is_one_number(piece, row.itemsize):
@@ -182,11 +181,11 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
 
 def _is_one_number(piece: Bytes, itemsize: int) -> bool:
     bits = piece.view(f"u{itemsize}")
-    return all(bool((part == bits[0]).all()) for part in (bits[:_SMALLEST], bits))  # the beginning is usually enough
+    return all(bool((part == bits[0]).all()) for part in (bits[:_SMALLEST], bits))  # mostly decided by the first
 
 
 def read_contents(model: memoryview) -> Contents:
-    """Read what `pack` made. It is trusted: the caller has verified that this device wrote it, with its weights."""
+    """Decode the model blob of `pack`. The caller has verified that this device wrote it."""
     try:
         return msgspec.msgpack.decode(model, type=Contents)
     except msgspec.MsgspecError as error:
@@ -194,15 +193,15 @@ def read_contents(model: memoryview) -> Contents:
 
 
 def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, *, own: bool = False) -> Graph:
-    """Make a session of a packed graph.
+    """Open a packed graph.
 
     Args:
-        data: The weights; kept and used where they are.
-        own: True if parts of the weights' memory may be given back, because there is no other user.
+        data: The weights, which the graph keeps and uses in place.
+        own: True if parts of the weights' memory may be released, because there is no other user.
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
-        CacheRejected: No file of holes can be made.
+        CacheRejected: The sparse file for the weights cannot be made.
     """
     raw = np.frombuffer(data, np.uint8)
     options = settings.options()
@@ -211,7 +210,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     arrays = [_array(tensor, raw) for tensor in contents.tensors]
     values = [wrap(array, tensor.element) for tensor, array in zip(contents.tensors, arrays, strict=True)]
     for tensor, value in zip(contents.tensors, values, strict=True):
-        options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
+        options.add_initializer(tensor.name, value)  # It is used in place, instead of the graph's.
     with _directory_of_holes(max(contents.file_size, 1)) as directory:
         options.add_session_config_entry(FILES_OF_MODELS, directory)
         session = open_session(OwnBytes(contents.graph), settings, options)
@@ -232,11 +231,11 @@ def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def _directory_of_holes(size: int) -> Iterator[str]:
-    """Make the file in which the graph expects its tensors: only its size counts, it is not read."""
-    import tempfile  # slow to import, and not needed before something is cached
+    """Make the directory with the sparse file in which the graph expects its tensors; only its size matters."""
+    import tempfile  # Only caching needs this slow import.
 
     with contextlib.ExitStack() as stack:
-        try:  # beside the trust store, which is what a service may write
+        try:  # A service may write there, beside the trust store.
             place = default_state_directory()
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holes-", dir=place))
             with open(os.path.join(directory, _WEIGHTS), "wb") as file:
@@ -247,7 +246,7 @@ def _directory_of_holes(size: int) -> Iterator[str]:
 
 
 def _give_back(array: np.ndarray[Any, Any]) -> None:
-    """Return the whole pages of an unused array's memory to the system."""
+    """Return the whole pages of an unused array to the system."""
     start = array.ctypes.data + -array.ctypes.data % mmap.PAGESIZE
     length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if length > 0:

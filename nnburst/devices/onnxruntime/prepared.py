@@ -1,4 +1,4 @@
-"""A prepared model: a graph, shared with others like it."""
+"""Prepared models, which share graphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .library import give_memory_back
 
 
 class Source(Struct, frozen=True):
-    """Private copies of a model's files.
+    """The source of a graph: private copies of a model's files.
 
     Attributes:
         files: The model's external files by name, in the order of the operands.
@@ -38,10 +38,10 @@ class Source(Struct, frozen=True):
 
 
 class OnnxPreparedModel(LocalModel):
-    """A model that is a graph, or was lowered to one.
+    """A prepared model that is a graph, or was lowered to one.
 
     Attributes:
-        source: The files it was compiled from, until the device needs them no more.
+        source: The model's files, until the device needs them no more.
     """
 
     def __init__(self, model: Model, graph: Graph, tracker: BufferTracker, source: Source | None = None) -> None:
@@ -52,24 +52,24 @@ class OnnxPreparedModel(LocalModel):
 
     @property
     def graph(self) -> Graph:
-        """The session and what belongs to it; `BadState` if the model is closed."""
+        """The graph; `BadState` if the model is closed."""
         if self._graph is None:
             raise BadState("the prepared model is closed")
         return self._graph
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        if not self.graph.outputs:  # a part of a model whose results nothing reads
+        if not self.graph.outputs:  # Nothing reads the results of this part of a model.
             return lambda: None
         return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches)
 
     def run_together(self, most: int) -> None:
-        """Batch arguments whose first dimension is open, on the processor; see `PreparedModel.run_together`."""
+        """Batch arguments whose first dimension is open, on the CPU only; see `PreparedModel.run_together`."""
         if not isinstance(self.graph.session, InferenceSession):
             super().run_together(most)
         self._batches = Batches(self.graph, most)
 
     def _leave_open(self, outputs: Collection[int]) -> None:
-        """Ignore the declared dimensions of outputs from now on: the file is wrong, and only runs know them."""
+        """Ignore the declared dimensions of outputs from now on: the file is wrong, and only runs find them."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}
         prefix = extension_prefix(self.model, EXTENSION_NAME)

@@ -1,4 +1,4 @@
-"""A bound run through ONNX Runtime's Python module: of other providers than the processor, and before version 1.19."""
+"""Bound runs through ONNX Runtime's Python module, for other providers than the CPU and versions before 1.19."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PythonRun:
 
     Args:
         session: An ``InferenceSession`` of the Python module.
-        binding: Its binding.
-        binds: Bind the inputs. A provider that has memory of its own copies them to it then, and only then; outputs
-            that are bound to the processor's memory come back in the run.
+        binding: A binding of the session.
+        binds: Functions that bind the inputs. A provider with memory of its own copies the inputs in these calls and
+            at no other time; a run copies outputs back to the CPU's memory.
     """
 
     kernel = None
@@ -61,7 +61,7 @@ class PythonRun:
         return 0
 
     def _run_until(self, deadline_ns: int) -> None:
-        options = self._options = _run_options()  # each run has its own: a late call ends no other run
+        options = self._options = _run_options()  # Each run has its own: a late cancel() stops no other run.
         if self._is_cancelled or deadline_passed(deadline_ns):
             options.terminate = True
         try:
@@ -80,18 +80,18 @@ class PythonRun:
         return error if isinstance(error, NNBurstError) else GeneralFailure(f"ONNX Runtime: {error}")
 
     def failure(self, status: int) -> NNBurstError:
-        """Return why the last run failed, with that status."""
+        """Return the error of the last run, which failed with this status."""
         return self._failure
 
     def cancel(self) -> None:
-        """End the run between two of its nodes, and any later run before its first."""
+        """Stop the run between two nodes, and any later run before its first node."""
         self._is_cancelled = True
         for options in (self._usual, self._options):
             options.terminate = True
 
 
 def _run_options() -> Any:
-    """Return run options under which failures are exceptions only, without lines on stderr."""
+    """Return options with which a failed run writes nothing to stderr."""
     options = python_module().RunOptions()
     options.log_severity_level = 4
     return options

@@ -1,4 +1,4 @@
-"""Recurrent operations in those of ONNX: a sequence of plain cells is one node, a step is what it computes."""
+"""Lowering of recurrent operations: a sequence becomes one ONNX node, a single step the nodes of its formula."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .lowering import LoweredCall
 
 _GATES = ("in", "forget", "cell", "out")
 _ORDER = ("in", "out", "forget", "cell")
-"""Order of the gates in ONNX."""
+"""Order of an LSTM's gates in ONNX."""
 _KINDS = {0: "Affine", 1: "Relu", 4: "Tanh", 6: "Sigmoid"}
-"""Activations of cells in ONNX, by their codes."""
+"""ONNX names of cells' activations, by NNAPI code."""
 _LIMITS: dict[int, tuple[float, float | None]] = {1: (0, None), 2: (-1, 1), 3: (0, 6)}
 _LAYER_NORM_EPSILON = 1e-8
 
@@ -44,7 +44,7 @@ def _product(c: LoweredCall, x: str, weights: str, *sums: str) -> str:
 
 
 def rnn(c: LoweredCall) -> None:
-    """RNN: the state is the output."""
+    """Lower RNN, whose state is its output."""
     sums = _product(c, c.real("prev"), c.real("r"), _product(c, c.real("x"), c.real("w"), c.real("b")))
     found = _activated(c, sums)
     c.give(found, 0)
@@ -52,7 +52,7 @@ def rnn(c: LoweredCall) -> None:
 
 
 def _normalised(c: LoweredCall, x: str) -> str:
-    """Normalise rows to mean 0 and variance 1."""
+    """Normalise each row to mean 0 and variance 1."""
     wide, axes = c.cast(x, np.float64), c.array([-1])
     centred = c.node("Sub", wide, c.node("ReduceMean", wide, axes))
     variance = c.node("ReduceMean", c.node("Mul", centred, centred), axes)
@@ -61,7 +61,7 @@ def _normalised(c: LoweredCall, x: str) -> str:
 
 
 def lstm(c: LoweredCall) -> None:
-    """LSTM. The first output is scratch space of implementations that need it: zeros."""
+    """Lower LSTM. Its first output is scratch space of other implementations, here zeros."""
     gates = _GATES if c.given("w_in") else _GATES[1:]
     cell, normalises = c.real("prev_cell"), c.given("n_out")
     bias = [] if normalises else [_joined(c, [f"b_{gate}" for gate in gates])]
@@ -94,7 +94,7 @@ def lstm(c: LoweredCall) -> None:
 
 
 def svdf(c: LoweredCall) -> None:
-    """SVDF: each filter remembers its last results; the newest takes the last place, then all move by one."""
+    """Lower SVDF. Each filter stores its last results: the newest takes the last place, then all move by one."""
     batch, rank = c.dims("x")[0], c.integer("rank")
     filters, memory = c.dims("w_time")
     newest = c.reshaped(_product(c, c.real("x"), c.real("w_feature")), (batch, filters, 1))
@@ -128,14 +128,14 @@ def _state(c: LoweredCall, name: str) -> str:
 
 
 def _whole(c: LoweredCall, names: Sequence[str]) -> str:
-    """Concatenate the inputs of one direction."""
+    """Concatenate inputs to one tensor for one direction."""
     return c.node("Unsqueeze", _joined(c, names), c.array([0]))
 
 
 def _fed(
     c: LoweredCall, kind: str, count: int, *inputs: str, kinds: list[str], units: int, backward: bool
 ) -> tuple[str, list[str]]:
-    """Feed a sequence to a cell, by one node of ONNX; returns the outputs [t, b, u] and the last states [b, u]."""
+    """Append the ONNX node of a sequence; return the outputs [t, b, u] and the last states [b, u]."""
     ones = kinds.count("Affine")
     affine: dict[str, Any] = {"activation_alpha": [1.0] * ones, "activation_beta": [0.0] * ones} if ones else {}
     direction = "reverse" if backward else "forward"
@@ -173,7 +173,7 @@ def _lstm_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[s
 
 
 def _in_time(c: LoweredCall, value: str) -> str:
-    """Move the axis of steps to the front, or back."""
+    """Move the axis of steps to the front, or back again."""
     return value if c.integer("time_major") else c.transposed(value, (1, 0, 2))
 
 
@@ -188,7 +188,7 @@ def _one_way(fed: Callable[..., Any], c: LoweredCall) -> None:
 
 
 def _both_ways(fed: Callable[..., Any], c: LoweredCall) -> None:
-    """Run one cell forwards, one backwards. `aux` replaces x in the second; `aux` weights cannot be lowered."""
+    """Lower two cells: one runs forwards, one backwards. The second reads `aux` instead of x if given."""
     if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
         raise GeneralFailure("cells that are fed two sequences are not lowered")
     x = _in_time(c, c.real("x"))

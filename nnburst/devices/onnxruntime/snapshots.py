@@ -1,10 +1,10 @@
-"""Arguments of a graph that are copied around each run, because their client could change them during it.
+"""Snapshots: arguments of a graph that are copied around each run, because clients could change them meanwhile.
 
-ONNX Runtime checks a value and then uses it, as if no other process could write there. Where a value is only data, a
-change in between makes a wrong result for the one that made it. Where it is an index, a size, a condition or what
-decides the order of a sort, the change leads outside of an array. So arguments lie where the client put them if all
-operators of the graph are known to take them as mere data, and are copied otherwise. Integers of 32 and 64 bits and
-booleans, which is what ONNX has for indices and sizes, are copied in any case.
+ONNX Runtime checks a value and then uses it, as if no other process could write there. If a client changes a value
+that is only data, it gets a wrong result. If it changes an index, a size, a condition or a key of a sort, ONNX
+Runtime accesses memory outside an array. So an argument stays in the client's memory only if all operators of the
+graph are known to use it as data; otherwise it is copied. Integers of 32 and 64 bits and booleans, which ONNX has for
+indices and sizes, are always copied.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _HARMLESS = frozenset(
     Unsqueeze Where Xor
     """.split()
 )
-"""Operators for which an element type other than an index type is data and nothing else."""
+"""Operators that use elements of other types than the index types only as data."""
 
 _DIVISIONS = frozenset(("Div", "Mod"))
-"""Operators of that kind, unless the elements are integers: these are looked at for zeros first."""
+"""Operators that use elements only as data unless they are integers, which are first compared with zero."""
 
 _FIRST_IS_DATA = frozenset(("GridSample", "MaxRoiPool", "Resize", "RoiAlign", "Upsample"))
-"""Operators of that kind for the first input; the others are coordinates and sizes."""
+"""Operators that use only their first input as data; other inputs are coordinates and sizes."""
 
 _STANDARD = ("", "ai.onnx")
 
 _FLOATS = frozenset((1, 10, 11, 16, 17, 18, 19, 20))
-"""Numbers of the floating-point types in ONNX."""
+"""ONNX's numbers of floating-point types."""
 
 
 def copied_always(element: ElementType) -> bool:
@@ -52,8 +52,8 @@ def copied_always(element: ElementType) -> bool:
 
 
 def exposed_arguments(proto: Any) -> frozenset[str]:
-    """Return the inputs and outputs of a model that are copied although their type alone does not require it."""
-    functions = {function.name for function in proto.functions}  # whatever their domain
+    """Return the names of inputs and outputs that must be copied although their type alone does not require it."""
+    functions = {function.name for function in proto.functions}  # Their domains do not matter.
     fixed = constants(proto) | {""}.union(*(node.output for node in proto.graph.node if node.op_type == "Constant"))
 
     def is_harmless(node: Any) -> bool:

@@ -1,7 +1,7 @@
-"""ZipMaps at the end of a graph, taken out of it: its scores come out, and their reader makes dicts of them.
+"""Replacement of ZipMaps at the end of a graph: it returns scores, of which the reader makes dicts.
 
-ONNX Runtime makes a map of each row, and hands out keys and values one map after the other: that takes far longer than
-the rest of such a graph.
+ONNX Runtime would make a map of each row and return keys and values one map after the other, which takes far longer
+than the rest of such a graph.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .library import messages
 
 
 def take_out(proto: Any) -> dict[str, bytes]:
-    """Replace output maps of scores by the scores; return the labels by output, as `encoded` writes them.
+    """Replace output maps of scores by the scores; return the labels by output, in the encoding of `encoded`.
 
-    A map that ONNX Runtime may refuse stays as it is. No operator reads such maps.
+    A map that ONNX Runtime may refuse is left alone. No operator reads such maps.
     """
     labels: dict[str, bytes] = {}
     makers = {name: node for node in proto.graph.node if _is_zip_map(node) for name in node.output}
     for value in proto.graph.output:
-        node = makers.pop(value.name, None)  # an output may be there twice
+        node = makers.pop(value.name, None)  # An output may occur twice.
         if node is not None and (found := _labels(node, value.type.sequence_type.elem_type.map_type.key_type)):
             labels[value.name] = found
             node.domain, node.op_type = "", "Identity"
@@ -40,7 +40,7 @@ def _is_zip_map(node: Any) -> bool:
 
 
 def _labels(node: Any, key: int) -> bytes:
-    """Return a ZipMap's labels; empty if they do not have the type `key` (0: the file states none)."""
+    """Return a ZipMap's labels; empty if their type is not `key` (0 for an unknown type)."""
     types, (attribute,) = messages().TensorProto, node.attribute
     if attribute.name == "classlabels_int64s" and attribute.ints and key in (0, types.INT64):
         return write(from_python(np.array(attribute.ints, np.int64), "tensor(int64)", "")).tobytes()
@@ -52,7 +52,7 @@ def _labels(node: Any, key: int) -> bytes:
 
 
 def as_maps(scores: Value, keys: Value, place: str) -> EncodedMap:
-    """Return scores as maps, one for each row; `GeneralFailure` unless a row has one for each key."""
+    """Return one map for each row of scores; `GeneralFailure` unless a row has a score for each key."""
     assert isinstance(scores, EncodedTensor)
     assert isinstance(keys, EncodedTensor)
     rows = (1, *scores.shape) if len(scores.shape) == 1 else scores.shape

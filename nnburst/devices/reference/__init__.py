@@ -1,1 +1,1 @@
-"""The reference device: every operation in NumPy, correct first."""
+"""The reference device, which runs every operation in NumPy."""

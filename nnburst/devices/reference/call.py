@@ -1,4 +1,4 @@
-"""The view that a kernel has of an operation while it is bound: arrays by name, real values, and the list of steps."""
+"""A kernel's view of an operation while it is bound: arrays by name, real values, and the list of steps."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KernelStep = Callable[[], Any]
 
 
 def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelStep]:
-    """Yield the calls that clamp values. A limit of None is left out; without limits nothing is yielded.
+    """Yield the calls that clamp values, one for each limit that is not None.
 
-    The limits are arrays: NumPy would convert a number in every call, which takes as long as a small clamp.
+    The limits become arrays: NumPy would convert a number in every call, which takes as long as a small clamp.
     """
     for cut, limit in ((np.maximum, low), (np.minimum, high)):
         if limit is not None:
@@ -34,13 +34,13 @@ def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelS
 
 
 def quantised(steps: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
-    """Return the stored values of real ones in units of the scale: halves away from zero, then the limits."""
+    """Quantise real values, given as multiples of the scale: round halves away from zero, then clip."""
     low, high = activation_limits(operand, code)
     return np.asarray(np.clip(round_half_away(steps) + operand.zero_point, low, high))
 
 
 def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[Array], Array]) -> Array:
-    """Return a function's stored result for each of the 256 bit patterns of a stored value."""
+    """Return the stored result of a function for each of the 256 bit patterns of a stored value."""
     codes = np.arange(256, dtype=np.uint8).view(operand_info(source.type).dtype or np.uint8)
     with np.errstate(all="ignore"):
         real = function(_decode_into(codes, source, np.empty(256)))
@@ -48,16 +48,16 @@ def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[A
 
 
 class KernelCall(OperationView):
-    """An operation during binding.
+    """An operation while it is bound.
 
     A kernel asks for arrays and appends steps; nothing is computed before the steps run, except for constants.
 
-    * `array` and `out` are the stored values; `out` is dense.
-    * `real` and `real_out` are real values in float32, or float64 if quantised; conversions are steps of their own.
-      The contents of `real_out` are clamped by the fused activation and stored after its last step.
-    * `centred` is stored value minus zero point, for exact integer arithmetic in float64.
+    * `array` and `out` return stored values; `out` is dense.
+    * `real` and `real_out` return real values in float32, or float64 if quantised; a conversion is a step of its own.
+      After the last step, the contents of `real_out` are clamped by the fused activation and stored.
+    * `centred` returns stored value minus zero point, for exact integer arithmetic in float64.
 
-    Results of `centred` and `real` for a constant are kept with the prepared model.
+    The prepared model keeps results of `centred` and `real` for constants.
     """
 
     partial = False
@@ -74,13 +74,13 @@ class KernelCall(OperationView):
         self._steps: list[KernelStep] = []
         self._tail: list[KernelStep] = []
 
-    # -- what is known ----------------------------------------------------------------------------------------
+    # -- constants --------------------------------------------------------------------------------------------
 
     def _dims_of(self, index: int) -> tuple[int, ...]:
         return tuple(self._arrays[index].shape)
 
     def _value_of(self, index: int) -> Array | None:
-        """Return a parameter's value, copied once: a client may change it between two reads."""
+        """Return a copy of a parameter's value, made once: a client may change the value between two reads."""
         if not (self._eager or self._is_constant(index)):
             return None
         if index not in self._snapshots:
@@ -94,15 +94,15 @@ class KernelCall(OperationView):
         return index in self._binding.graph.constants
 
     def derived(self, key: Hashable, make: Callable[[], Array]) -> Array:
-        """Return an array derived from constants of this operation; made once per prepared model.
+        """Return an array derived from constants of this operation, made once per prepared model.
 
-        Two threads may both make it; one result is kept.
+        If two threads make it at once, one result is kept.
         """
         kept, key = self._binding.graph.derived, (self._position, key)
         return kept[key] if key in kept else kept.setdefault(key, make())
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array for a kernel's own use, that its steps keep.
+        """Return an array for a kernel's own use, which its steps keep.
 
         Raises the same errors as `MemoryBudget.take_scratch`.
         """
@@ -123,7 +123,7 @@ class KernelCall(OperationView):
         self.do(_assign, self.out(), function, arrays)
 
     def finished_steps(self) -> list[KernelStep]:
-        """Hand over the steps, those that store results last. Call it once: steps kept here would form a cycle."""
+        """Return the steps, the storing of results last. Call it once: it drops them, as they would form a cycle."""
         steps = self._steps + self._tail
         self._steps, self._tail = [], []
         return steps
@@ -138,18 +138,18 @@ class KernelCall(OperationView):
         return self._arrays[self.operation.outputs[which]]
 
     def place(self, which: int, dims: tuple[int, ...]) -> None:
-        """Give an output its array, once a measured operation knows its size."""
+        """Give an output of a measured operation its array, once the size is known."""
         self._binding.place(self.operation.outputs[which], dims)
 
     # -- real values ------------------------------------------------------------------------------------------
 
     @property
     def real_dtype(self) -> type[np.floating[Any]]:
-        """The dtype that this operation computes in: float64 if its data is quantised, else float32."""
+        """The dtype in which this operation computes: float64 if its data is quantised, else float32."""
         return np.float64 if self.info.is_quantised else np.float32
 
     def real(self, name: str, which: int = 0) -> Array:
-        """Return an input's real values, converted by a step if they are stored otherwise."""
+        """Return an input's real values; a step converts them if they are stored otherwise."""
         index, dtype = self.index(name, which), self.real_dtype
         operand, source = self._operands[index], self._arrays[index]
         if source.dtype == dtype:
@@ -164,7 +164,7 @@ class KernelCall(OperationView):
         """Return stored value minus zero point (the value itself for floats).
 
         Args:
-            arrange: Makes a view of the stored values, e.g. a transposed one; the result is dense.
+            arrange: Function that returns a view of the stored values, e.g. a transposed one; the result is dense.
         """
         index, dtype = self.index(name), self.real_dtype
         stored, zero_point = self._arrays[index], dtype(self.operand(name).zero_point)
@@ -178,7 +178,7 @@ class KernelCall(OperationView):
         return buffer
 
     def real_out(self, which: int = 0) -> Array:
-        """Return the array for the real values of an output; dense."""
+        """Return a dense array for the real values of an output."""
         out, operand = self.out(which), self.output(which)
         code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
         if operand_info(operand.type).is_quantised:
@@ -199,7 +199,7 @@ def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...])
 
 
 def _decode_into(source: Array, operand: OperandDesc, buffer: Array) -> Array:
-    """Write the real values of stored ones, per channel if the operand is; return the buffer."""
+    """Convert stored values to real ones in a buffer, with a scale per channel if the operand has them; return it."""
     np.copyto(buffer, source)
     if operand.zero_point:
         buffer -= operand.zero_point

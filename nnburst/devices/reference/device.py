@@ -1,4 +1,4 @@
-"""The device itself: what it supports and how it prepares."""
+"""The device: its support of operations and its preparation of models."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .kernels import KERNELS
 from .prepared import ReferencePreparedModel
 
 RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
-"""Every operation that the device runs."""
+"""The operations that the device runs."""
 
 
 class ReferenceDevice(LocalDevice):
-    """NNAPI operations in NumPy. Correctness comes before speed."""
+    """A device that runs NNAPI operations in NumPy, for correctness rather than speed."""
 
     name = "nnburst-reference"
     cache_format = 5
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why an operation cannot run. Control flow runs if all operations of its subgraphs do."""
+        """Return why an operation cannot run; empty if it can. IF and WHILE need all operations of their subgraphs."""
         if is_extension(operation.type):
             names = {prefix: name for name, prefix in model.extension_name_to_prefix.items()}
             return f"the device does not have the extension {names.get(operation.type >> 16)}"
@@ -44,12 +44,12 @@ class ReferenceDevice(LocalDevice):
         return self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
 
     def restore(self, cache_key: bytes, entry: VerifiedEntry) -> ReferencePreparedModel:
-        """Restore without validation; see `LocalDevice.restore`."""
+        """Restore a model without validating it; see `LocalDevice.restore`."""
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
 
 def _reached(model: Model, operation: Operation) -> Iterator[Operation]:
-    """Yield the operations of every subgraph that an operation of the main one refers to, however deep."""
+    """Yield the operations of all subgraphs that an operation refers to, directly or not."""
     seen, todo = set(), [(model.main, operation)]
     while todo:
         subgraph, outer = todo.pop()

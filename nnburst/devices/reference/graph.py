@@ -1,7 +1,7 @@
-"""Binding the operations of one subgraph to arrays.
+"""Bindings of subgraphs to arrays.
 
-A `PreparedSubgraph` has the facts from preparation; a `Binding` is one use of it: every operand has an array,
-given by a request or by the operation around it, or made when the operation that writes it is bound.
+A `PreparedSubgraph` has the facts from preparation. A `Binding` is one use of it, where every operand has an array:
+from a request, from the operation around it, or made when the operation that writes it is bound.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .kernels import KERNELS
 from .limits import PASSING, MemoryBudget, RunLimits
 
 _Value = Array | None
-"""None for a value that is omitted."""
+"""An operand's array; None for an omitted value."""
 CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
 
 
 class PreparedSubgraph(Struct, frozen=True):
-    """Facts about a subgraph from its preparation.
+    """The facts about a subgraph from its preparation.
 
     Attributes:
-        constants: Value of each constant operand, read-only.
+        constants: Read-only value of each constant operand.
         matches: Signature and matched inputs of each operation.
         derived: Arrays that operations made from constants: transposed and decoded weights, tables.
-        referenced: All subgraphs that operations may refer to.
+        referenced: The subgraphs to which operations may refer.
     """
 
     subgraph: Subgraph
@@ -47,12 +47,12 @@ class PreparedSubgraph(Struct, frozen=True):
 
 
 class Binding:
-    """A subgraph whose operands have arrays, as far as it is bound. Not for concurrent use.
+    """A subgraph with arrays for the operands of its bound operations. Not for concurrent use.
 
     Attributes:
         regions: Destinations of results that do not get an array of their own.
         expected: Dimensions of each operand, as model and request declare them.
-        insufficient: Results that are larger than their regions, with their dimensions.
+        insufficient: Dimensions of results that are larger than their regions.
     """
 
     def __init__(self, graph: PreparedSubgraph, budget: MemoryBudget) -> None:
@@ -82,14 +82,14 @@ class Binding:
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Release all arrays except some results, which the caller then owns; return the bytes of these results."""
+        """Release all arrays except some results, which the caller then owns; return the size of these in bytes."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.forget(tuple(self._taken))
         return handed
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Release the arrays that results got in a with block, at its end."""
+        """Release the arrays of results from a with block at its end."""
         bound = frozenset(self._taken)
         try:
             with self.budget.for_a_run():
@@ -99,7 +99,7 @@ class Binding:
                 del self.arrays[index], self._taken[index]
 
     def step_through(self, position: int, steps: Sequence[KernelStep]) -> None:
-        """Make the calls of an operation; an `NNBurstError` of one names the operation."""
+        """Make the calls of an operation, and add its name to their `NNBurstError`."""
         try:
             for step in steps:
                 step()
@@ -118,7 +118,7 @@ class Binding:
         """Give an operation's results their arrays and return the calls that compute them.
 
         Args:
-            limits: None while only constants have values; else all inputs have theirs, and control flow is run.
+            limits: None while only constants have values; else all inputs have values, and control flow runs now.
 
         Raises:
             UnknownYet: The operation needs a value that is not known.
@@ -159,7 +159,7 @@ class Binding:
                 raise InvalidArgument(f"input {position} has no value, but the operation needs one")
 
     def place(self, index: int, dims: tuple[int, ...]) -> None:
-        """Give a result its array, after checking that it has the dimensions that model and request say."""
+        """Give a result its array, after comparing its dimensions with those in model and request."""
         operand, expected = self.graph.subgraph.operands[index], self.expected[index]
         if expected and (
             len(expected) != len(dims) or any(e not in (0, d) for e, d in zip(expected, dims, strict=True))
@@ -192,11 +192,11 @@ def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], 
     return pool.array(dtype, dims, location.offset)
 
 
-# -- IF and WHILE: subgraphs that are bound and run when the values that they depend on are there --------------------
+# -- IF and WHILE, whose subgraphs are bound and run when their inputs have values ------------------------------------
 
 
 def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
-    """Run one of two subgraphs on the values that follow in the inputs."""
+    """Run one of two subgraphs on the inputs after the condition."""
     condition, then, otherwise, *values = operation.inputs
     chosen = then if _is_true(outer.arrays[condition]) else otherwise
     results, nbytes = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
@@ -205,11 +205,11 @@ def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
 
 
 def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
-    """Run a body as long as a condition holds; its results are the first of its next inputs."""
+    """Run a body while a condition holds; the body's results are its first inputs in the next turn."""
     condition, body, *indexes = operation.inputs
     values = [_value(outer, index) for index in indexes]
     begin = time.monotonic_ns()
-    held = 0  # in the budget, by the values
+    held = 0  # Bytes in the budget for the values.
     while True:
         (goes_on,), nbytes = _run_subgraph(outer, condition, values, limits)
         outer.budget.drop_results(nbytes)
@@ -236,7 +236,7 @@ def _value(outer: Binding, index: int) -> _Value:
 def _run_subgraph(
     outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits
 ) -> tuple[list[Array], int]:
-    """Run the subgraph that an operand refers to; return its outputs, and their bytes in the budget."""
+    """Run the subgraph to which an operand refers; return its outputs, and their bytes in the budget."""
     referenced = outer.graph.referenced
     graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
     inner = Binding(graph, outer.budget)
@@ -253,6 +253,6 @@ def _run_subgraph(
 
 def _give(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:
     for index, result in zip(operation.outputs, results, strict=False):
-        assert result is not None  # an output of a body is a value
+        assert result is not None  # A body's output always has a value.
         outer.place(index, result.shape)
         outer.arrays[index][...] = result

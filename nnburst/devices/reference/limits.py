@@ -1,4 +1,4 @@
-"""Limits of an execution: its time, its loops, its memory."""
+"""Limits of an execution: time, loops, memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ...errors import MissedDeadline, ResourceExhausted
 from ..deadline import deadline_passed
 
 PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
-"""Exceptions that end an execution with a status of their own, whichever operation raises them."""
+"""Exceptions with a status of their own, which end an execution unchanged."""
 LONGEST_LOOP_NS = 15_000_000_000
-"""Nanoseconds that a WHILE may take at most, whatever is asked for."""
+"""Largest time limit of a WHILE in nanoseconds."""
 _LEAST_MEMORY = 1 << 28
 _MEMORY_FACTOR = 64
-"""Results of the operations of an execution may take so many times the bytes of request and constants, and 256 MiB in
-any case; kernels use up to eight times the size of what they compute on."""
+"""Limit for the results of an execution's operations: this multiple of the bytes of request and constants, or 256 MiB
+if that is more. Kernels use up to eight times the size of their operands."""
 
 
 class RunLimits(Struct):
-    """Limits of an execution. They are kept from one execution to the next; each sets its deadline.
+    """The limits of executions. Each execution sets its deadline.
 
     Attributes:
-        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
+        deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 for none.
         loop_ns: Nanoseconds that one WHILE may take.
-        is_cancelled: True if the results are no longer awaited: the run ends at once. Any thread may set it.
+        is_cancelled: True to end the run at once. Any thread may set it.
     """
 
     deadline_ns: int = 0
@@ -43,10 +43,10 @@ class RunLimits(Struct):
 
 
 class MemoryBudget(WorkingMemory):
-    """The memory that one execution may take, nested subgraphs included.
+    """The memory budget of one execution, including its subgraphs.
 
     Attributes:
-        results: Bytes of the present results of operations; they are limited.
+        results: Bytes of the present results of operations, which are limited.
         scratch: Bytes of the kernels' own arrays.
     """
 
@@ -58,7 +58,7 @@ class MemoryBudget(WorkingMemory):
         self.results = self.scratch = 0
 
     def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
-        """Count a result; `ResourceExhausted` if there are too many, or the caller's quota is used up."""
+        """Count the bytes of a result; `ResourceExhausted` beyond the budget or the client's quota."""
         if self.results + nbytes > self._most:
             raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
         self.take(nbytes)
@@ -70,14 +70,14 @@ class MemoryBudget(WorkingMemory):
         self.results -= nbytes
 
     def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
-        """Count an array of a kernel; `ResourceExhausted` if it is too large, or the caller's quota is used up."""
+        """Count an array of a kernel; `ResourceExhausted` if it is too large, or beyond the client's quota."""
         if nbytes > self._most:
             raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
         self.take(nbytes)
         self.scratch += nbytes
 
     def drop_scratch(self, to: int) -> None:
-        """Count the kernels' arrays as free, except so many bytes."""
+        """Count the kernels' arrays as free, except `to` bytes."""
         self.give_back(self.scratch - to)
         self.scratch = to
 

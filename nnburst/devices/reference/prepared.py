@@ -1,4 +1,4 @@
-"""A prepared model: private copies of the constants, and plans made from it; as bytes, for the files of a cache."""
+"""Prepared models, with private copies of the constants, and their form in cache files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _decoder = msgspec.msgpack.Decoder(Model)
 
 
 class ReferencePreparedModel(LocalModel):
-    """Everything about a model that does not depend on a request.
+    """A prepared model: all facts about a model that do not depend on a request.
 
-    Constants are copied: the client may release or overwrite its pools once preparation returned. Arrays derived
-    from constants (transposed filters, tables) are made with the first request, kept, and shared by all plans.
+    Constants are copied, so the client may release or overwrite its pools after the preparation. Arrays derived from
+    constants (transposed filters, tables) are made with the first request, kept, and shared by all plans.
 
     Attributes:
-        graph: The main subgraph, to be bound.
+        graph: The prepared main subgraph.
     """
 
     def __init__(self, model: Model, tracker: BufferTracker | None = None) -> None:
@@ -47,7 +47,7 @@ class ReferencePreparedModel(LocalModel):
     def restore(
         cls, text: memoryview, data: memoryview, tracker: BufferTracker | None = None
     ) -> ReferencePreparedModel:
-        """Make a prepared model from verified cache files (else `CacheRejected`); constants are views of them."""
+        """Make a prepared model from verified cache files (else `CacheRejected`); constants are views of the files."""
         try:
             model = _decoder.decode(text)
             prepared = cls(replace(model, operand_values=data), tracker)
@@ -59,7 +59,7 @@ class ReferencePreparedModel(LocalModel):
     def packed(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
         """Return the contents of the model file and the data file; None for a model of several subgraphs.
 
-        The model file is MessagePack of the model, nothing that could run code; its constants are in the data file.
+        The model file is the model as MessagePack, which cannot contain code; the data file has the constants.
         """
         if self.model.referenced:
             return None
@@ -75,7 +75,7 @@ class ReferencePreparedModel(LocalModel):
         return (msgspec.msgpack.encode(model),), (bytes(data),)
 
     def fingerprint(self) -> bytes:
-        """Return the fingerprint of the compiled contents; not for a restored model, which has no pools."""
+        """Return the fingerprint of the compiled contents. A restored model has none, as it has no pools."""
         return model_fingerprint(self.model, copies=self.graph.constants)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
@@ -95,7 +95,7 @@ def _constants(model: Model, subgraph: Subgraph) -> dict[int, Array]:
 
 
 def _constant(model: Model, operand: OperandDesc) -> Array:
-    """Return a constant's value, read-only; what lies in a pool is copied."""
+    """Return a constant's value as a read-only array; a value in a pool is copied."""
     location, dtype = operand.location, operand_info(operand.type).dtype
     if operand.lifetime == Lifetime.CONSTANT_COPY:
         raw = model.operand_values[location.offset : location.offset + location.length]

@@ -1,10 +1,10 @@
-"""A request bound to arrays: the list of calls that one execution makes.
+"""Programs: requests bound to arrays, as lists of calls that an execution makes.
 
-Binding walks the operations once. Shapes are inferred, results get arrays (a region of the request, or a private
-temporary), and each kernel appends its NumPy calls, with their arrays, to one list. Running is calling that list.
+Binding walks the operations once. It infers shapes and gives results their arrays (a region of the request, or a
+private temporary), and each kernel appends its NumPy calls to one list. A run makes the calls in the list.
 
-If something that decides a shape or a parameter is itself computed or supplied by the request, the list ends there
-and the rest of the operations are bound anew in every run, when their inputs have values.
+If a shape or parameter depends on a computed value or on a value from the request, the list ends there. Then every
+run binds the remaining operations again, when their inputs have values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Program(Binding):
         )
         self._steps: list[list[KernelStep]] = []
         """Steps of each operation that is bound."""
-        with np.errstate(all="ignore"):  # kernels compute from constants, which may be anything
+        with np.errstate(all="ignore"):  # Kernels compute from constants, which may have any value.
             self._bind_operations()
 
     def __call__(self) -> ExecutionResult | None:
@@ -71,7 +71,7 @@ class Program(Binding):
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; a passed deadline ends the run between two operations, also those of a loop."""
+        """Run once; after the deadline the run stops between two operations, also within a loop."""
         limits, usual_ns = self._limits, self._limits.deadline_ns
         limits.deadline_ns = deadline_ns
         try:
@@ -80,7 +80,7 @@ class Program(Binding):
             limits.deadline_ns = usual_ns
 
     def cancel(self) -> None:
-        """End the run between two operations, also of a branch or loop, and any later run at once; see `Kernel`."""
+        """Stop the run between two operations, also in a branch or loop, and any later run at once; see `Kernel`."""
         self._limits.is_cancelled = True
 
     # -- binding ----------------------------------------------------------------------------------------------
@@ -103,13 +103,13 @@ class Program(Binding):
             self.regions[index] = (pool, argument.location)
             self.expected[index] = combine_dimensions(self.expected[index], argument.dimensions)
             if isinstance(pool, BufferView):
-                continue  # writable, and as large as it needs to be
+                continue  # A buffer is writable and grows as needed.
             region = pool.array(np.uint8, (argument.location.length,), argument.location.offset)
             if not region.flags.writeable:
                 raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
 
     def _bind_operations(self) -> None:
-        """Bind operations in order, until one needs a value that is not known."""
+        """Bind operations in order until one needs an unknown value."""
         for position, operation in enumerate(self.graph.subgraph.operations):
             scratch = self.budget.scratch
             try:

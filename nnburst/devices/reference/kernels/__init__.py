@@ -1,4 +1,4 @@
-"""Kernels: one row per operation. A kernel binds one operation: it appends NumPy calls to its `KernelCall`."""
+"""The kernel of each operation. A kernel binds one operation by appending NumPy calls to its `KernelCall`."""
 
 from __future__ import annotations
 
@@ -128,4 +128,4 @@ KERNELS: dict[int, Callable[[KernelCall], None]] = {
     _T.UNIDIRECTIONAL_SEQUENCE_LSTM: recurrent.sequence_lstm,
     _T.UNIDIRECTIONAL_SEQUENCE_RNN: recurrent.sequence_rnn,
 }
-"""Every operation that the reference device runs, but for IF and WHILE, which run others."""
+"""The kernels of all operations that the reference device runs, except IF and WHILE."""

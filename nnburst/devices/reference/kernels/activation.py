@@ -1,4 +1,4 @@
-"""Functions of one tensor that keep its shape: activations, elementary functions, conversions."""
+"""Kernels of functions that keep the shape: activations, elementary functions, conversions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ....model.types import Array
 from ..call import KernelCall, encode_table
 
 Function = Callable[[Array, Array], Any]
-"""Computes from the first array into the second."""
+"""A function that computes from the first array into the second."""
 
 
 def unary(function: Function) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of one number. Quantised data goes through a table of 256 results."""
+    """Return the kernel of a function of one number. For quantised data it uses a table of 256 results."""
 
     def through_table(call: KernelCall) -> Array:
         def of_real(real: Array) -> Array:
@@ -40,7 +40,7 @@ def unary(function: Function) -> Callable[[KernelCall], None]:
 
 
 def clamp(low: float, high: float | None) -> Callable[[KernelCall], None]:
-    """Return the kernel that cuts to a range; None for no upper limit."""
+    """Return the kernel that clips to a range; None for no upper limit."""
 
     def function(x: Array, out: Array) -> None:
         np.maximum(x, x.dtype.type(low), out=out)
@@ -76,12 +76,12 @@ def elu(call: KernelCall) -> None:
 
 
 def convert(call: KernelCall) -> None:
-    """QUANTIZE, DEQUANTIZE: `real` and `real_out` know both representations."""
+    """QUANTIZE, DEQUANTIZE: `real` and `real_out` do the conversion."""
     call.do(partial(np.copyto, casting="same_kind"), call.real_out(), call.real("x"))
 
 
 def cast(call: KernelCall) -> None:
-    """CAST of stored values: quantisation is ignored; integers are cut to their range, fractions dropped."""
+    """CAST of stored values: quantisation is ignored, integers are clipped to their range, fractions dropped."""
     x, dtype = call.array("x"), call.out().dtype
     if dtype.kind == "f" or dtype == x.dtype:
         call.move(lambda x: x, x)

@@ -1,4 +1,4 @@
-"""Boxes: transformed by deltas, suppressed where they overlap."""
+"""Kernels for boxes: transformation by deltas, suppression of overlaps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HARD, _LINEAR = 0, 1
 
 
 def _overlaps(box: Array, others: Array) -> Array:
-    """Return intersection over union of a box (two corners) with others."""
+    """Return intersection over union of a box (two corners) and each of other boxes."""
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     common = np.maximum(high - low, 0).prod(1)
     area = (others[:, 2:] - others[:, :2]).prod(1) + (box[2:] - box[:2]).prod() - common
@@ -24,10 +24,10 @@ def _overlaps(box: Array, others: Array) -> Array:
 def _suppressed(
     scores: Array, boxes: Array, decay: Callable[[Array], Array], least: float, most: int
 ) -> list[tuple[int, float]]:
-    """Take the best box again and again; scores of the others decay with their overlap, and go below `least`.
+    """Take the best box repeatedly until scores are below `least`; other scores decay with the overlap.
 
     Returns:
-        (index, score) in the order in which they are taken, at most `most` (None: all).
+        (index, score) of boxes in the order in which they are taken, at most `most` (None: all).
     """
     left, now = np.arange(len(scores)), scores.astype(np.float64)
     taken: list[tuple[int, float]] = []
@@ -48,7 +48,7 @@ def _hard(threshold: float) -> Callable[[Array], Array]:
 
 
 def _transformed(regions: Array, deltas: Array, size: Array) -> Array:
-    """Move and scale regions [n, 4] by deltas [n, 4 classes], and cut them to images of `size` (height, width)."""
+    """Move and scale regions [n, 4] by deltas [n, 4 classes], and clip them to images of `size` (height, width)."""
     parts = deltas.reshape(len(deltas), -1, 4)
     extent = (regions[:, 2:] - regions[:, :2])[:, None]
     centre = (regions[:, None, :2] + regions[:, None, 2:]) / 2 + parts[..., :2] * extent
@@ -59,14 +59,14 @@ def _transformed(regions: Array, deltas: Array, size: Array) -> Array:
 
 
 def real_values(call: KernelCall, name: str) -> Callable[[Array], Array]:
-    """Return the function from stored values of an input to real ones, in float64."""
+    """Return the function that converts stored values of an input to real ones in float64."""
     operand = call.operand(name)
     scale = operand.scale or 1.0
     return lambda stored: np.asarray((stored.astype(np.float64) - operand.zero_point) * scale)
 
 
 def _real(call: KernelCall, name: str) -> Array:
-    """Return an input's real values in float64, now: for measured operations."""
+    """Return the present real values of an input in float64, for measured operations."""
     return real_values(call, name)(call.array(name))
 
 
@@ -85,7 +85,7 @@ def bbox_transform(call: KernelCall) -> None:
 
 
 def _place_measured(call: KernelCall, results: list[Array]) -> None:
-    """Give the outputs of a measured operation their arrays, and fill them."""
+    """Give the outputs of a measured operation their arrays, and fill these."""
     for which, real in enumerate(results):
         call.place(which, real.shape)
         operand, out = call.output(which), call.out(which)
@@ -93,7 +93,7 @@ def _place_measured(call: KernelCall, results: list[Array]) -> None:
 
 
 def box_with_nms_limit(call: KernelCall) -> None:
-    """BOX_WITH_NMS_LIMIT: suppress in each class but class 0; keep the best of all classes of an image."""
+    """BOX_WITH_NMS_LIMIT: suppress boxes in each class but class 0; keep the best boxes of each image."""
     scores, boxes, batch = _real(call, "scores"), _real(call, "boxes"), call.array("batch").copy()
     threshold, least, sigma = (call.number(name) for name in ("score_threshold", "nms_threshold", "sigma"))
     kernel, iou, most = call.integer("kernel"), call.number("iou_threshold"), call.integer("max_boxes")
@@ -103,7 +103,7 @@ def box_with_nms_limit(call: KernelCall) -> None:
         decay = lambda overlap: np.where(overlap < iou, 1, 1 - overlap)  # noqa: E731
     else:
         decay = lambda overlap: np.exp(-np.square(overlap) / sigma)  # noqa: E731
-    found: list[tuple[int, int, float, int]] = []  # image, class, score, row
+    found: list[tuple[int, int, float, int]] = []  # (image, class, score, row)
     for image in sorted(set(batch.tolist())):
         rows = np.flatnonzero(batch == image)
         mine: list[tuple[int, int, float, int]] = []
@@ -128,7 +128,7 @@ def box_with_nms_limit(call: KernelCall) -> None:
 
 
 def generate_proposals(call: KernelCall) -> None:
-    """GENERATE_PROPOSALS: anchors at every place of a feature map, moved by deltas, the best without overlap."""
+    """GENERATE_PROPOSALS: move anchors at every place of a feature map by deltas; keep the best without overlap."""
     scores, deltas, anchors, sizes = (_real(call, name) for name in ("scores", "deltas", "anchors", "image"))
     if call.integer("nchw"):
         scores, deltas = scores.transpose(0, 2, 3, 1), deltas.transpose(0, 2, 3, 1)
@@ -153,7 +153,7 @@ def generate_proposals(call: KernelCall) -> None:
 
 
 def detection_postprocessing(call: KernelCall) -> None:
-    """DETECTION_POSTPROCESSING: boxes from anchors, then suppression for each class or for the best class of each."""
+    """DETECTION_POSTPROCESSING: make boxes of anchors; suppress them per class, or only with their best class."""
     scales = np.array([call.number(f"scale_{name}") for name in "yxhw"])
     threshold, iou = call.number("score_threshold"), call.number("iou_threshold")
     most, classes, each = (call.integer(name) for name in ("max_detections", "max_classes", "max_per_class"))

@@ -1,7 +1,7 @@
-"""Sums of products: convolutions and FULLY_CONNECTED.
+"""Kernels of sums of products: convolutions and FULLY_CONNECTED.
 
-Floats are computed in float32. Quantised values are centred (stored - zero point) and summed in float64, where products
-of bytes and their sums are exact integers; the scales come last.
+Floats are computed in float32. Quantised values are centred (stored - zero point) and summed in float64, where
+products of bytes and their sums are exact integers; the result is scaled at the end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..call import KernelCall, quantised
 from .windows import as_nhwc, padded, windows
 
 _COLUMNS_BYTES = 4 << 20
-"""Size from which the unfolded image of a convolution is made piece by piece."""
+"""Size in bytes from which the unfolded image of a convolution is made piece by piece."""
 
 
 def _store(call: KernelCall, sums: Callable[[], Array], nchw: bool = False) -> None:
-    """Append the step that calls `sums` for sums of products (channels last), adds the bias and stores them."""
+    """Append a step that calls `sums` for sums of products (channels last), adds the bias and stores the result."""
     bias, filter_, operand, code = call.centred("bias"), call.operand("filter"), call.output(), call.integer("act")
     if not call.info.is_quantised:
         real = as_nhwc(call.real_out(), nchw)
@@ -42,12 +42,12 @@ def fully_connected(call: KernelCall) -> None:
 
 
 def _windows(call: KernelCall, g: WindowGeometry) -> Array:
-    """Return the windows of the image in NHWC, centred and padded with zeros."""
+    """Return the windows of the centred image in NHWC, which is padded with zeros."""
     return windows(padded(call, as_nhwc(call.centred("x"), g.nchw), g), g)
 
 
 def conv_2d(call: KernelCall) -> None:
-    """CONV_2D: windows unfolded to rows, times the filter as a matrix."""
+    """CONV_2D: multiply windows, unfolded to rows, by the filter as a matrix."""
     co, fh, fw, _ = call.dims("filter")
     g = window_geometry(call, fh, fw)
     matrix = call.centred("filter", lambda filter_: filter_.reshape(co, -1).T)
@@ -55,7 +55,7 @@ def conv_2d(call: KernelCall) -> None:
 
 
 def _unfolded_product(every: Array, matrix: Array) -> Array:
-    """Multiply windows, each a row, by a matrix: as many at a time as fit the limit."""
+    """Multiply windows, unfolded to rows, by a matrix; as many at a time as `_COLUMNS_BYTES` allow."""
     batch, height, width = every.shape[:3]
     size, co = matrix.shape
     at_once = max(1, _COLUMNS_BYTES // (size * matrix.itemsize))
@@ -70,7 +70,7 @@ def _unfolded_product(every: Array, matrix: Array) -> Array:
 
 
 def depthwise_conv_2d(call: KernelCall) -> None:
-    """DEPTHWISE_CONV_2D: each channel by itself, `multiplier` results per channel."""
+    """DEPTHWISE_CONV_2D: convolve each channel by itself, with `multiplier` results per channel."""
     _one, fh, fw, _ = call.dims("filter")
     g, multiplier = window_geometry(call, fh, fw), call.integer("multiplier")
     weights = call.centred("filter", lambda filter_: filter_.reshape(fh, fw, -1, multiplier))
@@ -86,7 +86,7 @@ def depthwise_conv_2d(call: KernelCall) -> None:
 
 
 def grouped_conv_2d(call: KernelCall) -> None:
-    """GROUPED_CONV_2D: every group of channels has filters of its own."""
+    """GROUPED_CONV_2D: convolve each group of channels with filters of its own."""
     co, fh, fw, _ = call.dims("filter")
     groups, g = call.integer("groups"), window_geometry(call, fh, fw)
     matrices = call.centred("filter", lambda filter_: filter_.reshape(groups, co // groups, -1).transpose(0, 2, 1))
@@ -95,7 +95,7 @@ def grouped_conv_2d(call: KernelCall) -> None:
 
 
 def transpose_conv_2d(call: KernelCall) -> None:
-    """TRANSPOSE_CONV_2D: every element of the image adds a multiple of the filter to the result."""
+    """TRANSPOSE_CONV_2D: add a multiple of the filter to the result for each element of the image."""
     co, fh, fw, _ = call.dims("filter")
     g = transposed_axes(call, fh, fw)
     matrices = call.centred("filter", lambda filter_: filter_.transpose(1, 2, 3, 0))
@@ -112,7 +112,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _reached(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return the image elements whose product with a filter tap stays in the result, and their destinations."""
+    """Return the image elements whose product with a filter element lies in the result, and its places there."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

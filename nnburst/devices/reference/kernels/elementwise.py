@@ -1,4 +1,4 @@
-"""Functions of two tensors, element by element, with broadcasting; SELECT."""
+"""Kernels of elementwise functions of two tensors with broadcasting, and of SELECT."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def divide(call: KernelCall) -> None:
         call.do(np.divide, call.real("a"), call.real("b"), call.real_out())
         return
 
-    # NumPy, too, makes 0 of x // 0. It looks at numbers before it divides: a client must not change them in between.
+    # NumPy's x // 0 is 0, too, but it checks numbers before it divides: a client must not change them in between.
     call.move(lambda a, b: np.floor_divide(a.copy(), b.copy()), call.array("a"), call.array("b"))
 
 
 def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
     """Return the kernel of a comparison: of real values if quantised, of truth values if boolean.
 
-    Real values are rounded to float32: 3 x 0.1 is equal to 1 x 0.3, despite the rounding of the scales.
+    Real values are rounded to float32, so that 3 x 0.1 is equal to 1 x 0.3 although scales are rounded.
     """
 
     def kernel(call: KernelCall) -> None:
@@ -53,7 +53,7 @@ def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def logical(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of two truth values; every byte but 0 is true."""
+    """Return the kernel of a function of two truth values; any byte but 0 is true."""
 
     def kernel(call: KernelCall) -> None:
         call.move(function, call.array("a"), call.array("b"))

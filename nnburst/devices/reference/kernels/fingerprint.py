@@ -1,4 +1,4 @@
-"""The 64-bit FarmHash fingerprint, which LSH_PROJECTION hashes with."""
+"""The 64-bit FarmHash fingerprint, the hash of LSH_PROJECTION."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _weak(data: bytes, at: int, a: int, b: int) -> tuple[int, int]:
 
 
 def fingerprint64(data: bytes) -> int:
-    """Return the fingerprint of some bytes as an unsigned number."""
+    """Return the fingerprint of bytes as an unsigned number."""
     n = len(data)
     if n <= 64:
         return (_up_to_16 if n <= 16 else _up_to_32 if n <= 32 else _up_to_64)(data)

@@ -1,8 +1,8 @@
-"""Arithmetic of 16-bit cells: products by 32-bit multipliers, and functions of numbers with 15 digits after the point.
+"""Fixed-point arithmetic of 16-bit cells: products with 32-bit multipliers, sigmoid and tanh.
 
-A gate has 3 binary digits before the point and 12 after it; results of sigmoid and tanh have 15 after it. One step
-of a gate is up to eight of the state of a cell, so states agree with those of other devices only if everything is
-rounded where it is there: this is what 16-bit vector instructions compute, digit for digit. Arrays are int64.
+A gate has 3 binary digits before the point and 12 after it; results of sigmoid and tanh have 15 after it. A
+difference of 1 in a gate can become 8 in the cell's state, so states agree with other devices' only if each rounding
+does: the results are exactly those of 16-bit vector instructions. Arrays are int64.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from ....model.types import Array
 
 _ONE = 2**15 - 1
-"""Stands for 1 with 15 digits after the point."""
+"""The number 1 with 15 digits after the point, as near as int16 allows."""
 
 
 def to_16_bits(values: Array) -> Array:
-    """Cut to the range of int16."""
+    """Clip to the range of int16."""
     return np.clip(values, -(2**15), 2**15 - 1)
 
 
 def divided(values: Array, digits: int) -> Array:
-    """Divide by 2^digits, halves away from zero; a negative number multiplies."""
+    """Divide by 2^digits, rounding halves away from zero; negative `digits` multiply."""
     if digits <= 0:
         return values << -digits
     half = 1 << (digits - 1)
@@ -33,7 +33,7 @@ def divided(values: Array, digits: int) -> Array:
 
 
 def scaled(values: Array, factor: float) -> Array:
-    """Multiply 32-bit integers by a factor of 31 binary digits and a shift; each of the two steps rounds."""
+    """Multiply 32-bit integers by a factor in two rounding steps: by its 31-bit fraction, then by a power of 2."""
     fraction, exponent = math.frexp(factor)
     return _multiplied(values, round(fraction * 2**31), exponent)
 
@@ -45,7 +45,7 @@ def _multiplied(values: Array, multiplier: Any, exponent: int) -> Array:
 
 
 def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
-    """Bring each row to mean 0 and variance 1 with 10 digits after the point, times weights plus bias.
+    """Normalise each row to mean 0 and variance 1 with 10 digits after the point; multiply by weights, add bias.
 
     Args:
         gates: int16 numbers [rows, units] of any scale.
@@ -69,7 +69,7 @@ def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array
 
 
 def _inverse_root(variance: int) -> tuple[int, int]:
-    """Return multiplier and exponent of 1 / sqrt(variance), rounded as NNAPI rounds them."""
+    """Return multiplier and exponent of 1 / sqrt(variance), with NNAPI's rounding."""
     if variance == 1:
         return 2**31 - 1, 0
     shift = 12 - (31 - variance.bit_length()) // 2
@@ -78,7 +78,7 @@ def _inverse_root(variance: int) -> tuple[int, int]:
 
 
 def times(a: Any, b: Any) -> Array:
-    """Return the product of two numbers, of which one has 15 digits after the point; halves are rounded up."""
+    """Multiply numbers, one of them with 15 digits after the point; halves are rounded up."""
     return np.asarray((a * b + (1 << 14)) >> 15)
 
 
@@ -87,7 +87,7 @@ def _constant(real: float, digits: int = 15) -> int:
 
 
 def _exp_near_zero(a: Array) -> Array:
-    """Return exp(a) for -1/4 <= a < 0: four terms of the series around -1/8."""
+    """Return exp(a) for -1/4 <= a < 0, from four terms of the series around -1/8."""
     x, around = a + _constant(1 / 8), _constant(math.exp(-1 / 8))
     square = times(x, x)
     third_and_fourth = times(divided(times(square, square), 2) + times(square, x), _constant(1 / 3))
@@ -95,7 +95,7 @@ def _exp_near_zero(a: Array) -> Array:
 
 
 def _exp(a: Array, whole: int) -> Array:
-    """Return exp(a) for a <= 0 with `whole` digits before the point: a product of powers of e for each digit of a."""
+    """Return exp(a) for a <= 0 with `whole` digits before the point, as a product of one power of e per digit."""
     after = 15 - whole
     quarter = 1 << (after - 2)
     near = (a & (quarter - 1)) - quarter
@@ -107,7 +107,7 @@ def _exp(a: Array, whole: int) -> Array:
 
 
 def _inverse(x: Array) -> Array:
-    """Return 2 / (1 + x) with 13 digits after the point, for 0 <= x <= 1: three steps of Newton's method."""
+    """Return 2 / (1 + x) with 13 digits after the point, for 0 <= x <= 1, by three steps of Newton's method."""
     half = (x + _ONE + 1) >> 1
     result = _constant(48 / 17, 13) + times(half, _constant(-32 / 17, 13))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Images: blocks moved between depth, batch and space; resizing."""
+"""Kernels of image operations: moving blocks between depth, batch and space; resizing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .windows import as_nhwc
 
 
 def _move_image(call: KernelCall, function: Callable[[Array], Array]) -> None:
-    """Append a step that moves stored values of an NHWC view of x to one of the output."""
+    """Append a step that copies stored values from an NHWC view of x to an NHWC view of the output."""
     nchw = bool(call.integer("nchw", 0))
     out = as_nhwc(call.out(), nchw)
 
@@ -25,7 +25,7 @@ def _move_image(call: KernelCall, function: Callable[[Array], Array]) -> None:
 
 
 def move_blocks(call: KernelCall) -> None:
-    """Move blocks between depth, batch and space; the padding of an image is the zero of its type."""
+    """Move blocks between depth, batch and space; padding is the zero of the image's type."""
     dims = as_nhwc(call.array("x"), bool(call.integer("nchw", 0))).shape
     pads = [(0, 0), *pad_widths(call, 2), (0, 0)] if call.count("pads") else []
     zero = call.operand("x").zero_point
@@ -40,7 +40,7 @@ def move_blocks(call: KernelCall) -> None:
 
 
 def resize_bilinear(call: KernelCall) -> None:
-    """RESIZE_BILINEAR: each element is the mean of its four neighbours, weighted by distance."""
+    """RESIZE_BILINEAR: compute the mean of four neighbours, weighted by distance."""
     nchw = bool(call.integer("nchw", 0))
     out = as_nhwc(call.real_out(), nchw)
     _, height, width, _ = as_nhwc(call.array("x"), nchw).shape

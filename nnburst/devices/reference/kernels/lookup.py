@@ -1,4 +1,4 @@
-"""Tables of rows, locality-sensitive hashing, random draws."""
+"""Kernels of table look-ups, locality-sensitive hashing and random draws."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hashtable_lookup(call: KernelCall) -> None:
 
 
 def lsh_projection(call: KernelCall) -> None:
-    """LSH_PROJECTION: each bit is the sign of a weighted sum of hashes. A hash joins the bit's seed and a slice."""
+    """LSH_PROJECTION: each bit is the sign of a weighted sum of hashes, each over the bit's seed and a slice."""
     kind = call.integer("kind")
     count, bits = call.dims("hash")
     powers = 1 << np.arange(bits - 1, -1, -1, dtype=np.int64)
@@ -63,7 +63,7 @@ def lsh_projection(call: KernelCall) -> None:
 
 
 def random_multinomial(call: KernelCall) -> None:
-    """RANDOM_MULTINOMIAL: draws from distributions given by logarithms; zero seeds mean random ones."""
+    """RANDOM_MULTINOMIAL: draw from distributions given by logarithms; seeds of 0 become random ones."""
     samples = call.integer("samples")
 
     def function(logits: Array, seeds: Array) -> Array:

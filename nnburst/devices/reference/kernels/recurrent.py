@@ -1,4 +1,4 @@
-"""Recurrent operations in floating point. Cells compute in float64."""
+"""Kernels of recurrent operations in floating point. Cells compute in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[int, Function] = {
     4: np.tanh,
     6: sigmoid,
 }
-"""Functions by the code of a recurrent operation: fused activations, and the two that cells are made with."""
+"""Activation functions of recurrent operations by code: the fused ones, sigmoid and tanh."""
 
 
 def _activation(call: KernelCall) -> Function:
@@ -42,7 +42,7 @@ def _activation(call: KernelCall) -> Function:
 
 
 def normalised(x: Array) -> Array:
-    """Shift and scale each row to mean 0 and variance 1."""
+    """Normalise each row to mean 0 and variance 1."""
     centred = x - x.mean(-1, keepdims=True)
     return np.asarray(centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + _LAYER_NORM_EPSILON))
 
@@ -52,7 +52,7 @@ def _given(call: KernelCall, names: Iterable[str]) -> dict[str, Array]:
 
 
 def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Iterable[Array]]) -> None:
-    """Append a call of a function of all inputs, in float64, whose results are those of the operation, in order."""
+    """Append a call of a function from all inputs, in float64, to the operation's results in order."""
     outs = [call.out(which) for which in range(len(call.operation.outputs))]
 
     def step() -> None:
@@ -67,10 +67,10 @@ def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Itera
 
 
 class _Cell(NamedTuple):
-    """A recurrent cell: the names of its inputs, states last, and its step function.
+    """A recurrent cell: the names of its inputs and states, and its step function.
 
-    `step` makes the next states of the inputs, an element of the sequence, the states and perhaps one of a second
-    sequence. The first state is the output.
+    `step` returns the next states. Its arguments are the inputs, an element of the sequence, the states, and an
+    element of a second sequence or None. The first state is the output.
     """
 
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ class _Cell(NamedTuple):
         return tuple(i[name] for name in self.states)
 
     def run(self, i: Inputs, x: Array, aux: Array | None = None, *, backward: bool = False) -> tuple[Array, _States]:
-        """Feed a sequence, step by step; return the outputs in the order of the sequence, and the last states."""
+        """Run the cell over a sequence; return the outputs in the order of the sequence, and the last states."""
         states, outputs = self.begin(i), dict[int, Array]()
         for t in range(len(x))[::-1] if backward else range(len(x)):
             states = self.step(i, x[t], states, None if aux is None else aux[t])
@@ -91,7 +91,7 @@ class _Cell(NamedTuple):
 
 
 def _rnn_cell(call: KernelCall, suffix: str = "") -> _Cell:
-    """Return the cell act(w x + r state + b)."""
+    """Return the cell of an RNN: act(w x + r state + b)."""
     activation = _activation(call)
     w, r, b, aux_w, prev = names = tuple(name + suffix for name in ("w", "r", "b", "aux_w", "prev"))
 
@@ -103,7 +103,7 @@ def _rnn_cell(call: KernelCall, suffix: str = "") -> _Cell:
 
 
 def _lstm_cell(call: KernelCall, suffix: str = "") -> _Cell:
-    """Return the cell of an LSTM: gates, a state of its own, an optional projection."""
+    """Return the cell of an LSTM, with gates, a cell state and an optional projection."""
     activation, cell_clip, proj_clip = _activation(call), abs(call.number("cell_clip")), abs(call.number("proj_clip"))
     kinds = [f"{kind}_{gate}{suffix}" for kind in ("w", "r", "p", "b", "n", "aux_w") for gate in _GATES]
     states = (f"prev_out{suffix}", f"prev_cell{suffix}")
@@ -147,7 +147,7 @@ def rnn(call: KernelCall) -> None:
 
 
 def lstm(call: KernelCall) -> None:
-    """LSTM. The first output is scratch space of implementations that need it: zeros."""
+    """LSTM. The first output is scratch space of other implementations, here zeros."""
     cell = _lstm_cell(call)
 
     def function(i: Inputs) -> Iterable[Array]:
@@ -158,7 +158,7 @@ def lstm(call: KernelCall) -> None:
 
 
 def svdf(call: KernelCall) -> None:
-    """SVDF: each filter remembers its last results; the newest takes the last place, then all move by one."""
+    """SVDF. Each filter stores its last results: the newest takes the last place, then all move by one."""
     activation, rank = _activation(call), call.integer("rank")
     filters, memory = call.dims("w_time")
 
@@ -176,12 +176,12 @@ def svdf(call: KernelCall) -> None:
 
 
 def _in_time(array: Array, time_major: bool) -> Array:
-    """Return a view with the axis of steps in front, or moved back."""
+    """Return a view with the axis of steps moved to the front, or back again."""
     return array if time_major else array.swapaxes(0, 1)
 
 
 def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
-    """Return the kernel of a sequence of steps."""
+    """Return the kernel that runs one cell over a sequence."""
 
     def kernel(call: KernelCall) -> None:
         cell, time_major = cell_of(call), bool(call.integer("time_major"))
@@ -196,9 +196,9 @@ def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
 
 
 def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
-    """Return the kernel of two cells, one of which runs backwards.
+    """Return the kernel that runs one cell forwards and one backwards.
 
-    Both read an auxiliary sequence if it has weights; without weights the backward cell reads it in place of x.
+    Both cells read an auxiliary sequence if it has weights; without weights the backward cell reads it in place of x.
     """
 
     def kernel(call: KernelCall) -> None:

@@ -1,4 +1,4 @@
-"""Reductions over axes, arguments of extremes, TOPK_V2."""
+"""Kernels of reductions over axes, ARGMAX, ARGMIN and TOPK_V2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..call import KernelCall
 def _reduction(
     function: Callable[[Array, tuple[int, ...]], Array], *, of_real: bool = False
 ) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of an array and the reduced axes; of real values or stored ones."""
+    """Return the kernel of a function of an array, with real or stored values, and the reduced axes."""
 
     def kernel(call: KernelCall) -> None:
         axes, shape = call.axes("axes", call.array("x").ndim), call.out().shape
@@ -27,12 +27,12 @@ mean = _reduction(lambda x, axes: np.asarray(x.mean(axes, np.float64)), of_real=
 
 
 def reduce_floats(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a sum or product, in float64."""
+    """Return the kernel of a sum or product, computed in float64."""
     return _reduction(lambda x, axes: function.reduce(x, axes, np.float64), of_real=True)
 
 
 def reduce_stored(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of an extreme: a larger stored value is a larger real one."""
+    """Return the kernel of a minimum or maximum, which compares stored values as if they were real ones."""
     return _reduction(function.reduce)
 
 
@@ -52,7 +52,7 @@ def argument(function: Callable[[Array, int], Array]) -> Callable[[KernelCall], 
 
 
 def topk(call: KernelCall) -> None:
-    """TOPK_V2: the k largest of the last axis, descending; the last of equal elements comes first."""
+    """TOPK_V2: the k largest elements along the last axis, descending; the last of equal elements comes first."""
     k, values, indices = call.integer("k"), call.out(0), call.out(1)
 
     def function(x: Array) -> None:

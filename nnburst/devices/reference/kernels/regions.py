@@ -1,4 +1,4 @@
-"""Small images out of regions of a large one; key points in heat maps."""
+"""Kernels of regions of interest (small images cut out of a large one) and of key points in heat maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .boxes import real_values
 from .windows import as_nhwc
 
 _MOST_SAMPLES = 1 << 12
-"""Samples of one bin along one axis, at most; more would not change its mean."""
+"""Largest number of samples of a bin along one axis; more would not change its mean."""
 _LARGEST_STEP = 1.5
 _SINGULAR = 1e-5
 
@@ -22,7 +22,7 @@ _SINGULAR = 1e-5
 def _each_region(
     call: KernelCall, image: Array, out: Array, fill: Callable[[Array, tuple[float, ...], Array], None]
 ) -> None:
-    """Append a step that fills the part of the output that belongs to each region, given in pixels of the image."""
+    """Append a step that fills the part of the output for each region, which is given in pixels of the image."""
     nchw = bool(call.integer("nchw"))
     ratios = np.array([call.number("ratio_w"), call.number("ratio_h")] * 2)
     to_pixels = real_values(call, "roi")
@@ -62,8 +62,8 @@ def _bin(start: float, end: float, bins: int, which: int, count: int, size: int)
     """Return the pixels that a bin touches along one axis, and their weights in its mean.
 
     Args:
-        end: End of the region, which is at least one pixel long.
-        count: Samples in a bin; 0 for one a pixel.
+        end: End of the region, which has a length of at least one pixel.
+        count: Samples in a bin; 0 for one per pixel.
     """
     length = max(end - start, 1.0) / bins
     count = min(count or int(np.ceil(length)), _MOST_SAMPLES)
@@ -99,7 +99,7 @@ def roi_pooling(call: KernelCall) -> None:
 
 
 def heatmap_max_keypoint(call: KernelCall) -> None:
-    """HEATMAP_MAX_KEYPOINT: the highest cell of each heat map, moved to the top of a parabola around it."""
+    """HEATMAP_MAX_KEYPOINT: the highest element of each heat map, moved to the top of a parabola around it."""
     nchw = bool(call.integer("nchw"))
     scores, points = call.real_out(0), call.real_out(1)
     to_pixels = real_values(call, "boxes")
@@ -122,11 +122,11 @@ def heatmap_max_keypoint(call: KernelCall) -> None:
 
 
 def _top(picture: Array, row: int, column: int) -> tuple[float, float, float]:
-    """Fit a parabola to a cell and its neighbours. Return the offset of its top from the cell, and its height."""
+    """Fit a parabola to an element and its neighbours; return the offset of its top, and its height."""
     last = len(picture) - 1
 
     def around(centre: int) -> list[int]:
-        """Return neighbours; beyond the border, the neighbour on the other side."""
+        """Return neighbours; beyond the border, the neighbours on the other side."""
         return [centre - 1 if centre else 1, centre, centre + 1 if centre < last else last - 1]
 
     g = picture[np.ix_(around(row), around(column))]

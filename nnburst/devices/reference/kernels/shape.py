@@ -1,4 +1,4 @@
-"""Operations that move elements without changing them."""
+"""Kernels of operations that move elements without changing them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def strided_slice(call: KernelCall) -> None:
 
 
 def concatenation(call: KernelCall) -> None:
-    """CONCATENATION: quantised inputs are brought to the output's quantisation through a table."""
+    """CONCATENATION: a table converts quantised inputs to the output's quantisation."""
     out, target = call.out(), call.output()
     axis, first = call.axis("axis", out.ndim), 0
     for which in range(call.count("x")):
@@ -67,7 +67,7 @@ def tile(call: KernelCall) -> None:
 
 
 def pad(call: KernelCall) -> None:
-    """PAD with the zero of the type, PAD_V2 with a value, which for quantised data is a stored one."""
+    """PAD, with the zero of the type, and PAD_V2, with a given value (for quantised data, a stored value)."""
     x, out = call.array("x"), call.out()
     value: Any = call.operand("x").zero_point if call.info.is_quantised else 0
     if call.count("value"):
@@ -98,7 +98,7 @@ def gather(call: KernelCall) -> None:
 
 
 def channel_shuffle(call: KernelCall) -> None:
-    """CHANNEL_SHUFFLE: an axis seen as [groups, rest], transposed."""
+    """CHANNEL_SHUFFLE: transpose an axis that is viewed as [groups, rest]."""
     x, groups = call.array("x"), call.integer("groups")
     axis = call.axis("axis", x.ndim)
     split_ = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])

@@ -1,4 +1,4 @@
-"""Images under a sliding window: padded copies and views of all windows."""
+"""Sliding windows over images: padded copies, and views of all windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def as_nhwc(array: Array, nchw: bool) -> Array:
 
 
 def padded(call: KernelCall, image: Array, g: WindowGeometry, filler: Any = 0) -> Array:
-    """Return an image in NHWC, or a copy with `filler` around it that a step fills."""
+    """Return an image in NHWC; with padding, a copy with `filler` around it, which a step fills."""
     h, w = g.height, g.width
     if h.is_plain and w.is_plain:
         return image
@@ -30,7 +30,7 @@ def padded(call: KernelCall, image: Array, g: WindowGeometry, filler: Any = 0) -
 def windows(padded: Array, g: WindowGeometry) -> Array:
     """Return a read-only view [batch, out h, out w, filter h, filter w, channels] of a padded image.
 
-    The last window ends inside: out = (size + padding - extent) // stride + 1 for each axis.
+    The last window ends inside the padded image: out = (size + padding - extent) // stride + 1 for each axis.
     """
     h, w = g.height, g.width
     batch, down, right, depth = padded.strides
