@@ -28,11 +28,6 @@ def allowed_cpus() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
-def is_real_time() -> bool:
-    """True if this thread has a real-time policy, so that no normal thread preempts it."""
-    return os.sched_getscheduler(0) & 0xFF in _REAL_TIME  # the upper bits are flags
-
-
 def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
     """Return the seconds that an end polls before it sleeps: `NNBURST_POLLING_WINDOW_US`, else 50 µs, or 0 on one CPU.
 
@@ -78,4 +73,5 @@ def window_ns(seconds: float | None, peer_cpus: Iterable[int]) -> int:
     """
     peer = frozenset(peer_cpus)
     window = default_polling_window(peer) if seconds is None else checked_window(seconds)
-    return 0 if is_real_time() and peer <= allowed_cpus() else round(window * 1e9)
+    is_real_time = os.sched_getscheduler(0) & 0xFF in _REAL_TIME  # the upper bits are flags
+    return 0 if is_real_time and peer <= allowed_cpus() else round(window * 1e9)

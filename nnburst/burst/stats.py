@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import astuple
-
-from .._core._nnburst import lib
-
-if TYPE_CHECKING:
-    from ..watch.page import Row
 
 
 class BurstStats(Struct, frozen=True):
@@ -37,9 +31,3 @@ class BurstStats(Struct, frozen=True):
 
     def __add__(self, other: BurstStats) -> BurstStats:
         return BurstStats(*map(operator.add, astuple(self), astuple(other)))
-
-
-def client_stats(row: Row, fallbacks: int) -> BurstStats:
-    n = row.pointer.counters
-    sent, received, sleeps, wakes = n[lib.NNB_REQUESTS], n[lib.NNB_RESULTS], n[lib.NNB_SLEEPS], n[lib.NNB_WAKES]
-    return BurstStats(sent, received, sleeps, wakes, n[lib.NNB_MALFORMED], n[lib.NNB_DROPPED], fallbacks)

@@ -58,19 +58,18 @@ class Spans:
         return {"kind": self._trace.SpanKind.CLIENT, "attributes": attributes}
 
 
-def below(headers: Callable[[], Mapping[str, str]]) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def below(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
     """Make the span in a request's headers (``traceparent``) current in the ``with`` block.
 
     Source: https://www.w3.org/TR/trace-context/
     """
-    return _below(headers()) if "opentelemetry.trace" in sys.modules else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _below(headers: Mapping[str, str]) -> Iterator[None]:
+    if "opentelemetry.trace" not in sys.modules:
+        yield
+        return
     from opentelemetry import context, propagate
 
-    token = context.attach(propagate.extract(headers))
+    token = context.attach(propagate.extract(headers()))
     try:
         yield
     finally:

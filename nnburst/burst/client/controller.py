@@ -24,7 +24,7 @@ from ...watch.page import private_row
 from ...watch.stats import Latency, row_stats
 from ..endpoint import open_channels
 from ..polling import CHANNEL_LENGTH, DATUM, loop_timeout_ns, window_ns
-from ..stats import BurstStats, client_stats
+from ..stats import BurstStats
 from .in_flight import InFlightRuns, bell
 from .request import BoundRequest
 from .slots import SlotTable
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ...model.running import ExecutionResult
     from ...model.types import Request
     from ..interfaces import BurstContext
+
+_COUNTERS = lib.NNB_REQUESTS, lib.NNB_RESULTS, lib.NNB_SLEEPS, lib.NNB_WAKES, lib.NNB_MALFORMED, lib.NNB_DROPPED
 
 
 class ExecutionBurstController(OneProcess, Closing):
@@ -236,7 +238,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def stats(self) -> BurstStats:
-        return client_stats(self._row, self._fallbacks)
+        return BurstStats(*[*(self._row.pointer.counters[i] for i in _COUNTERS), self._fallbacks])
 
     def latency(self) -> Latency:
         """Return the latency of the runs."""

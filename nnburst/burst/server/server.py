@@ -130,23 +130,20 @@ class ServerEnd:
     def end(self, number: int) -> None:
         """Release everything after the last run. `number` is the negative errno that ended the burst."""
         try:
-            self._give_all_back(number)
+            if number != -errno.EPIPE:
+                reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
+                _log.error("burst ended: %s", reason)
+                self._callback.ended(reason)
+            self.forget_plans()  # no plan may be dropped later: another burst gets the places
+            self._endpoint = self._token.server = ffi.NULL  # C destroys it with the last reference
+            self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
+            self._gated, self._leaving, self._plans = {}, [], []
+            self._row.close()
+            self._executor.close()
         except Exception:  # user code may raise; the thread must serve other bursts
             _log.exception("giving back a burst failed")
         finally:
             self._ended.set()
-
-    def _give_all_back(self, number: int) -> None:
-        if number != -errno.EPIPE:
-            reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
-            _log.error("burst ended: %s", reason)
-            self._callback.ended(reason)
-        self.forget_plans()  # no plan may be dropped later: another burst gets the places
-        self._endpoint = self._token.server = ffi.NULL  # C destroys it with the last reference
-        self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
-        self._gated, self._leaving, self._plans = {}, [], []
-        self._row.close()
-        self._executor.close()
 
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..._core.deadline import Deadline
+from ..._core.fds import FdSet
 from ...cache.names import PRIORITY_CODE, device_cache_key, entry_name, model_fingerprint
 from ...cache.reasons import SPOILT, CacheReason, CacheRejected
 from ...devices.interfaces import CacheFiles, CompileJob, Device, PreparedModel
@@ -234,23 +235,19 @@ class DescriptorCache(CacheSource):
 
     def __init__(self, model_fds: Sequence[int], data_fds: Sequence[int], cache_key: bytes) -> None:
         self._cache_key = cache_key
-        self._fds: tuple[list[int], list[int]] = ([], [])
         try:
-            for mine, given in zip(self._fds, (model_fds, data_fds), strict=True):
-                mine.extend(os.dup(fd) for fd in given)
-        except (OSError, TypeError) as error:
-            self.close()
-            raise InvalidArgument(f"a cache file descriptor cannot be used: {error}") from error
+            self._fds = FdSet.duplicate(model_fds), FdSet.duplicate(data_fds)
+        except TypeError as error:
+            raise InvalidArgument(f"the cache file descriptors are given in two lists: {error}") from None
 
     def close(self) -> None:
         for fds in self._fds:
-            while fds:
-                os.close(fds.pop())
+            fds.close()
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
         if job.part:
             raise CacheRejected(CacheReason.UNSUPPORTED, "a model in parts needs a directory: each part has files")
-        models, data = map(tuple, self._fds)
+        models, data = (each.fds for each in self._fds)
         if (len(models), len(data)) != job.counts:
             raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
         files = CacheFiles(models, data, self._cache_key)

@@ -270,15 +270,6 @@ def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.nda
     return {name: node.check(inputs[name]) for name, node in by_name.items() if name in inputs}
 
 
-def shapes_to_say(nodes: Sequence[NodeArg], arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Return the arrays' shapes that binding needs: those of open and of optional inputs."""
-    return {
-        node.name: arrays[node.name].shape
-        for node in nodes
-        if node.name in arrays and (node.is_open or node.is_optional)
-    }
-
-
 class NoSuchArray(InvalidArgument, KeyError):
     """No shared array has the requested name."""
 

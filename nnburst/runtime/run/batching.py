@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...model.types import Array
-from ..request.node_args import Encoded, NodeArg, checked_inputs, shapes_to_say
+from ..request.node_args import Encoded, NodeArg, checked_inputs
 from .ring import LASTING
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def _parts(
         fixed = [node.name for node in nodes if node.name in arrays and not _is_batched(node)]
         if batch > 1 and (fixed or not nodes):
             raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
-        shapes = shapes_to_say(nodes, arrays)
-        if batch > 1:
-            shapes = {name: (batch, *array.shape[1:]) for name, array in arrays.items()}
+        shapes = {name: a.shape if batch == 1 else (batch, *a.shape[1:]) for name, a in arrays.items()}
         with session._lent_ring(_DEPTH, shapes, timeout) as ring:
             if batch == 1:
                 yield from _one_by_one(session, ring, rest, timeout)

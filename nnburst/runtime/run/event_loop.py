@@ -17,7 +17,6 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from functools import cache
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,8 +51,10 @@ def current_loop() -> Loop:
         with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
             if sniffio.current_async_library() == "trio":
                 return _trio_loop()
+    import asyncio  # late: most clients have no loop
+
     try:
-        loop = _get_running_loop()()
+        loop = asyncio.get_running_loop()
     except RuntimeError:
         raise BadState("there is no event loop here; await this in asyncio or Trio, or use run()") from None
     last = _here.last
@@ -122,11 +123,6 @@ async def run(
         raise error
 
 
-def is_busy(execution: BoundRequest) -> bool:
-    """True while an abandoned run of an execution has not ended."""
-    return execution.is_in_flight or execution._concluding
-
-
 async def aside(
     flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] = _nothing
 ) -> tuple[T | None, BaseException | None]:
@@ -177,14 +173,6 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
 
 
 # ---- asyncio ---------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _get_running_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return asyncio's function, imported late: most clients have no loop."""
-    from asyncio import get_running_loop
-
-    return get_running_loop
 
 
 class _AsyncioLoop:

@@ -38,10 +38,7 @@ _LEAST_ROOM = 4096
 _MOST_KEPT = (32 << 20) - mmap.PAGESIZE
 """Largest block in bytes whose release raises glibc's mmap threshold, see mallopt(3)."""
 _MOST_RERUNS = 8
-
-
-def _too_often() -> GeneralFailure:
-    return GeneralFailure(f"an output still does not fit after {_MOST_RERUNS} runs with ever more room")
+_TOO_OFTEN = f"an output still does not fit after {_MOST_RERUNS} runs with ever more room"
 
 
 class Runs:
@@ -111,7 +108,7 @@ class Runs:
                 return larger._copied()
             except OutputInsufficientSize as more:
                 failed, error = larger, more
-        raise _too_often()
+        raise GeneralFailure(_TOO_OFTEN)
 
     async def arun(self, inputs: object, limit: float | None) -> list[Array]:
         deadline, once, aside = Deadline.after(limit), threading.Lock(), False
@@ -154,10 +151,11 @@ class Runs:
                     return execution._copied()
                 except OutputInsufficientSize as error:
                     execution = await set_up(partial(self.larger, permit, execution, error))
-            raise _too_often()
+            raise GeneralFailure(_TOO_OFTEN)
         finally:
             permit.thread = 0
-            if not aside and (execution is None or not event_loop.is_busy(execution)):  # else at its end
+            abandoned = execution is not None and (execution.is_in_flight or execution._concluding)
+            if not aside and not abandoned:  # else at its end
                 give()
 
     def _setting_up(self, limit: float | None) -> Deadline:
