@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,19 @@ from msgspec.structs import replace
 
 from nnburst import Memory, Model, ModelBuilder, OperandType
 from nnburst.model import Request
-from nnburst.model.types import DataLocation, RequestArgument, Subgraph
+from nnburst.model.types import DataLocation, OperandDesc, RequestArgument, Subgraph
+
+
+def built(inputs: Sequence[OperandDesc], make: Callable[..., Any]) -> Model:
+    """A model of inputs, and of what `make` makes of a builder and of them: an operand, or several."""
+    b = ModelBuilder()
+    given = [
+        b.input(f"x{i}", x.type, x.dimensions, scale=x.scale, zero_point=x.zero_point) for i, x in enumerate(inputs)
+    ]
+    made = make(b, *given)
+    for i, y in enumerate(made if isinstance(made, tuple) else (made,)):
+        b.output(f"y{i}", y)
+    return b.build()
 
 
 def relu(

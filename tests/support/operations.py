@@ -17,7 +17,8 @@ from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import DeviceUnavailable, ErrorStatus, NNBurstError
 from nnburst.model.operand import Output
 from nnburst.model.operand_types import operand_info
-from nnburst.model.types import DataLocation, Lifetime
+from nnburst.model.types import DataLocation, Lifetime, OperandDesc
+from support.models import built
 from support.samples import ran, with_unspecified_outputs
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ Q8, Q8S, B8 = T.TENSOR_QUANT8_ASYMM, T.TENSOR_QUANT8_ASYMM_SIGNED, T.TENSOR_BOOL
 FLOATS, QUANTS = (F32, F16), (Q8, Q8S)
 REALS = (*FLOATS, *QUANTS)
 HALF = 5 / 1024
+KINDS = {"float32": F32, "float16": F16, "int32": I32, "uint8": Q8, "int8": Q8S}
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,20 @@ def run_on(
     outcome = ran(device, model, inputs, loop_timeout_ns=loop_timeout_ns)
     nothing = [np.empty(0)] * len(model.main.output_indexes)
     return outcome.status, outcome.outputs or nothing, outcome.shapes
+
+
+def outputs_of(make: Callable[..., Any], *inputs: Array, **quantisation: Any) -> list[Array]:
+    """Return what a model gives that `make` makes of a builder and of inputs; their types are those of the arrays.
+
+    Args:
+        make: Returns an operand, or several.
+        inputs: What the model gets. Bytes are `TENSOR_QUANT8_ASYMM`.
+        quantisation: `scale` and `zero_point` of all inputs.
+    """
+    descs = [OperandDesc(KINDS[x.dtype.name], x.shape, **quantisation) for x in inputs]
+    status, found, _ = run_model(built(descs, make), inputs)
+    assert status is ErrorStatus.NONE
+    return found
 
 
 def with_constants_as_inputs(model: Model, inputs: Sequence[Array]) -> tuple[Model, list[Array]]:

@@ -161,6 +161,11 @@ class Client:
         return status
 
 
+def mappings(name: str) -> int:
+    """Count the mappings of this process whose file has a name."""
+    return sum(name in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
+
+
 def open_fds() -> set[int]:
     """Descriptors of this process, without the one that lists them."""
     fds = set()

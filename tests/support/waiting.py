@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +71,28 @@ class Background:
         self._thread.join(PATIENCE)
         assert self._outcome, "the call did not come back"
         return self._outcome[0]
+
+
+@contextlib.contextmanager
+def handling(number: int, handler: Callable[..., object]) -> Iterator[None]:
+    """Have signals of a number handled so for the duration of a with block; a timer that is still set is cleared."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Have no garbage collected for the duration of a with block."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextlib.contextmanager

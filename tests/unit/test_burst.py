@@ -33,7 +33,9 @@ from nnburst.model import Request, Timing
 from nnburst.model.running import ExecutionResult
 from nnburst.model.types import MeasureTiming
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
-from support.waiting import PATIENCE, Held, until
+from support.processes import mappings
+from support.users import in_forked_child
+from support.waiting import PATIENCE, Held, handling, until, without_collector
 
 
 @pytest.fixture
@@ -559,17 +561,14 @@ def test_forked_child_gets_bad_state_and_leaves_the_parent_alone(model: LocalMod
     with ExecutionBurstController.create(model) as controller:
         execution = bind(controller, adder_request(memory))
         execution.run()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
+
+        def refused() -> None:
+            nonlocal execution
+            with pytest.raises(BadState, match=r"fork\(\)"):
                 execution.run()
-            except BadState as error:
-                code = 0 if "fork()" in str(error) else 2
-            finally:
-                del execution, controller
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            del execution
+
+        in_forked_child(refused)
         execution.run()
 
 
@@ -619,14 +618,10 @@ def test_signal_handler_that_runs_the_same_execution_gives_the_run_up(
     with ExecutionBurstController.create(model, polling_window=0) as controller:
         execution = bind(controller, adder_request(memory))
         execution.run()
-        before = signal.signal(signal.SIGUSR1, lambda *_: execution.run())
         model.executor.during = lambda: os.kill(os.getpid(), signal.SIGUSR1) or (go.wait(PATIENCE) and None)
-        try:
-            with pytest.raises(BadState):
-                run(execution)
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-            model.executor.during = lambda: None
+        with handling(signal.SIGUSR1, lambda *_: execution.run()), pytest.raises(BadState):
+            run(execution)
+        model.executor.during = lambda: None
         assert controller.is_free
         go.set()
         execution.run()
@@ -652,15 +647,9 @@ def test_execution_that_is_bound_anew_while_it_runs_keeps_what_it_runs(model: Lo
 
 
 def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -> None:
-    hits = 0
-
-    def handler(number: int, frame: object) -> None:
-        nonlocal hits
-        hits += 1
-
-    old = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-    try:
+    hits: list[int] = []
+    with handling(signal.SIGALRM, lambda number, frame: hits.append(number)):
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
         with ExecutionBurstController.create(model, polling_window=0) as controller:
             execution = bind(controller, adder_request(memory))
             end = time.monotonic() + 0.5
@@ -670,9 +659,6 @@ def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -
                 runs += 1
             assert controller.stats.received == runs
             assert controller.stats.dropped == 0
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
     assert hits
 
 
@@ -683,17 +669,11 @@ def listeners() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "nnburst-listener"}
 
 
-def queues_mapped() -> int:
-    with open("/proc/self/maps") as maps:
-        return sum("memfd:MessageQueue" in line for line in maps)
-
-
 @WINDOWS
 @pytest.mark.parametrize("held", ["server", "controller", "execution"])
 def test_burst_that_is_dropped_gives_everything_back(held: str, window: float) -> None:
-    gc.disable()  # nothing of it is a cycle
-    try:
-        before, mapped = listeners(), queues_mapped()
+    with without_collector():  # nothing of it is a cycle
+        before, mapped = listeners(), mappings("memfd:MessageQueue")
         executor, memory = Adder(), Memory.ashmem(4096)
         closed = threading.Event()
         executor.close = closed.set  # type: ignore[method-assign]
@@ -720,9 +700,7 @@ def test_burst_that_is_dropped_gives_everything_back(held: str, window: float) -
             del execution, controller
         del memory
         assert gone() is None
-        assert queues_mapped() == mapped
-    finally:
-        gc.enable()
+        assert mappings("memfd:MessageQueue") == mapped
 
 
 def test_server_that_is_dropped_finishes_what_it_runs(model: LocalModel, memory: Memory) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from nnburst.devices.reference import graph as reference_graph
 from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.model.types import Lifetime, OperandDesc
-from support.models import chained
+from support.models import built, chained
 from support.operations import B8, F32, I32, O, run_model
 from support.samples import run
 
@@ -26,15 +25,6 @@ L = Lifetime
 
 ONE, PAIR, TRUTH = OperandDesc(F32, (1,)), OperandDesc(F32, (2,)), OperandDesc(B8, (1,))
 COUNT = OperandDesc(I32, (1,))
-
-
-def built(inputs: Sequence[OperandDesc], make: Callable[..., Any]) -> Model:
-    """A model of inputs, and of what `make` makes of a builder and of them: an operand, or several."""
-    b = ModelBuilder()
-    made = make(b, *(b.input(f"x{i}", each.type, each.dimensions) for i, each in enumerate(inputs)))
-    for i, y in enumerate(made if isinstance(made, tuple) else (made,)):
-        b.output(f"y{i}", y)
-    return b.build()
 
 
 def nested(inner: Model, depth: int, *inputs: OperandDesc) -> Model:

@@ -26,7 +26,7 @@ from nnburst.watch import find_services, look
 from support.models import relu
 from support.processes import stopped
 from support.users import in_forked_child
-from support.waiting import PATIENCE, Background, Held, until
+from support.waiting import PATIENCE, Background, Held, handling, until
 
 FUNCTIONS = """
 import os, time
@@ -282,22 +282,18 @@ def test_interrupt_gives_up_all_that_is_in_flight_at_once(slow: nnburst.Session)
 
     assert len(list(slow.run_many([filled(0)] * 5))) == 5
     ring = ring_of(slow)
-    before = signal.signal(signal.SIGUSR1, stop)
-    try:
-        with stopped(slow.service.pid):
-            outputs = slow.run_many([filled(0)] * 8)
-            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
-            with pytest.raises(KeyboardInterrupt):
-                timer.start()
-                next(outputs)
-            timer.join()
-            assert not any(execution.is_in_flight for execution in ring._executions)
-            with pytest.raises(KeyboardInterrupt), nnburst.BurstExecutor(slow) as executor:
-                futures = [executor.submit(slow.run, None, filled(0)) for _ in range(20)]
-                raise KeyboardInterrupt
-            assert futures[-1].cancelled()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with handling(signal.SIGUSR1, stop), stopped(slow.service.pid):
+        outputs = slow.run_many([filled(0)] * 8)
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            next(outputs)
+        timer.join()
+        assert not any(execution.is_in_flight for execution in ring._executions)
+        with pytest.raises(KeyboardInterrupt), nnburst.BurstExecutor(slow) as executor:
+            futures = [executor.submit(slow.run, None, filled(0)) for _ in range(20)]
+            raise KeyboardInterrupt
+        assert futures[-1].cancelled()
     assert [
         int(y[1]) for (y,) in slow.run_many(filled(0) | {"x": np.array([0, i, 0, 0], np.float32)} for i in range(9))
     ] == list(range(9))

@@ -9,7 +9,6 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pytest
 from nnburst._core._nnburst import queue_calls
 from nnburst.errors import InvalidArgument
 from nnburst.fmq import MessageQueue
+from support.processes import mappings
 
 WORD = np.dtype("u8")
 
@@ -164,20 +164,16 @@ def test_calls_keep_no_reference_to_what_they_are_given(queue: MessageQueue) -> 
     assert all(abs(now - then) < 10 for now, then in zip(after, before, strict=True)), (before, after)
 
 
-def _maps() -> int:
-    return Path("/proc/self/maps").read_text(encoding="utf-8").count("MessageQueue")
-
-
 def test_call_that_is_under_way_keeps_the_memory_of_a_closed_queue() -> None:
     gc.collect()
-    before = _maps()
+    before = mappings("MessageQueue")
     queue = MessageQueue(WORD, 8)
     read = queue._handle.read
     queue.close()
-    assert _maps() == before + 1
+    assert mappings("MessageQueue") == before + 1
     assert read(np.zeros(1, WORD)) is None
     del read
-    assert _maps() == before
+    assert mappings("MessageQueue") == before
 
 
 def test_arrays_that_look_otherwise_are_left_to_cffi(queue: MessageQueue) -> None:

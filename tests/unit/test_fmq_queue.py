@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import pytest
 from nnburst._core._nnburst import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.fmq import Flavour, Grantor, MessageQueue, MQDescriptor
-from support.waiting import PATIENCE, Background
+from support.processes import mappings
+from support.waiting import PATIENCE, Background, handling
 
 
 @pytest.fixture(params=["one call", "cffi"], autouse=True)
@@ -27,34 +29,29 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr("nnburst.fmq.queue.queue_calls", lambda *_: None)
 
 
-def maps() -> int:
-    with open("/proc/self/maps") as file:
-        return sum("MessageQueue" in line for line in file)
-
-
 def test_close_gives_memory_and_descriptors_back() -> None:
-    before = maps(), len(os.listdir("/proc/self/fd"))
+    before = mappings("MessageQueue"), len(os.listdir("/proc/self/fd"))
     queue = MessageQueue("u1", 64)
-    assert maps() == before[0] + 1
+    assert mappings("MessageQueue") == before[0] + 1
     queue.close()
     queue.close()
-    assert (maps(), len(os.listdir("/proc/self/fd"))) == before
+    assert (mappings("MessageQueue"), len(os.listdir("/proc/self/fd"))) == before
 
 
 def test_collected_queue_and_descriptor_give_everything_back() -> None:
     gc.collect()  # what earlier tests have left to it
-    before = maps(), len(os.listdir("/proc/self/fd"))
+    before = mappings("MessageQueue"), len(os.listdir("/proc/self/fd"))
     queue = MessageQueue("u1", 64)
     descriptor: MQDescriptor | None = queue.descriptor
     ref = weakref.ref(queue)
     del queue, descriptor
     gc.collect()
     assert ref() is None
-    assert (maps(), len(os.listdir("/proc/self/fd"))) == before
+    assert (mappings("MessageQueue"), len(os.listdir("/proc/self/fd"))) == before
 
 
 def test_views_outlive_the_queue() -> None:
-    before = maps()
+    before = mappings("MessageQueue")
     queue = MessageQueue("u2", 64)
     assert queue.write([1, 2, 3])
     view = queue.begin_read(3).first
@@ -62,7 +59,7 @@ def test_views_outlive_the_queue() -> None:
     assert view.tolist() == [1, 2, 3]
     del view, queue
     gc.collect()
-    assert maps() == before
+    assert mappings("MessageQueue") == before
 
 
 CALLS: dict[str, Any] = {
@@ -135,23 +132,18 @@ def test_signal_handler_ends_a_wait(call: str) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise Interrupted
 
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with MessageQueue("u1", 4) as queue:
-            if call == "write_blocking":
-                assert queue.write([0] * 4)
-            with pytest.raises(Interrupted):
-                signal.setitimer(signal.ITIMER_REAL, 0.02)
-                if call == "read_blocking":
-                    queue.read_blocking(1)
-                elif call == "write_blocking":
-                    queue.write_blocking([1])
-                else:
-                    queue.event_flag.wait(1)
-            assert queue.write([1]) == (call != "write_blocking"), "still usable"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+    with handling(signal.SIGALRM, interrupt), MessageQueue("u1", 4) as queue:
+        waits: dict[str, Callable[[], object]] = {
+            "read_blocking": lambda: queue.read_blocking(1),
+            "write_blocking": lambda: queue.write_blocking([1]),
+            "wait": lambda: queue.event_flag.wait(1),
+        }
+        if call == "write_blocking":
+            assert queue.write([0] * 4)
+        with pytest.raises(Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            waits[call]()
+        assert queue.write([1]) == (call != "write_blocking"), "still usable"
 
 
 @pytest.mark.parametrize(
@@ -279,11 +271,11 @@ EXTENT_RULES = {
 def test_malformed_descriptor_is_refused_without_a_trace(rule: str) -> None:
     with MessageQueue("u2", 64) as queue, queue.descriptor as d:
         gc.collect()  # what earlier tests left in cycles
-        before = maps(), len(os.listdir("/proc/self/fd"))
+        before = mappings("MessageQueue"), len(os.listdir("/proc/self/fd"))
         grantors: list[Grantor] = EXTENT_RULES[rule](list(d.grantors))
         with MQDescriptor(grantors, map(os.dup, d.fds), d.quantum, d.flags) as bad, pytest.raises(InvalidArgument):
             MessageQueue.attach(bad, "u2")
-        assert (maps(), len(os.listdir("/proc/self/fd"))) == before
+        assert (mappings("MessageQueue"), len(os.listdir("/proc/self/fd"))) == before
 
 
 def test_unknown_extra_grantors_are_ignored() -> None:

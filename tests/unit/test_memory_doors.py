@@ -30,6 +30,7 @@ from nnburst.model import Request
 from nnburst.model.types import DataLocation, RequestArgument
 from nnburst.testing import assert_nothing_left
 from support import images
+from support.processes import mappings
 
 PAGE = mmap.PAGESIZE
 NAME = f"nnburst-doors-{os.getpid()}"
@@ -40,11 +41,6 @@ def read_only() -> Iterator[Memory]:
     with Memory.ashmem(64) as whole, Memory.mmap_fd(whole.fds[0], 64, prot=PROT_READ) as memory:
         whole.array("u1", (64,))[:] = 7
         yield memory
-
-
-def mapped(name: str) -> int:
-    with open("/proc/self/maps") as file:
-        return sum(name in line for line in file)
 
 
 DOORS = {
@@ -58,7 +54,7 @@ if sys.version_info >= (3, 12):
 @pytest.mark.parametrize("door", DOORS)
 def test_REQ_MEM_116_views_share_the_bytes_and_outlive_the_pool(door: str) -> None:
     memory = Memory.ashmem(3 * PAGE, "nnburst-door")
-    assert mapped("memfd:nnburst-door") == 0, "not mapped before it is looked at"
+    assert mappings("memfd:nnburst-door") == 0, "not mapped before it is looked at"
     own = memory.array("u1", (3 * PAGE,))
     view = DOORS[door](memory)
     own[5] = 9
@@ -71,10 +67,10 @@ def test_REQ_MEM_116_views_share_the_bytes_and_outlive_the_pool(door: str) -> No
     del memory, own
     gc.collect()
     assert view[5] == 9
-    assert mapped("memfd:nnburst-door") == 1
+    assert mappings("memfd:nnburst-door") == 1
     del view
     gc.collect()
-    assert mapped("memfd:nnburst-door") == 0
+    assert mappings("memfd:nnburst-door") == 0
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import mmap
 import multiprocessing
 import os
@@ -31,15 +30,11 @@ from nnburst.memory.kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from nnburst.memory.staging import open_request
 from nnburst.model import Request
 from nnburst.model.types import DataLocation, RequestArgument
-from support.waiting import PATIENCE
+from support.processes import mappings
+from support.waiting import PATIENCE, without_collector
 
 F_GET_SEALS = 1034
 PAGE = mmap.PAGESIZE
-
-
-def maps(name: str = "memfd:lonely-pool") -> int:
-    with open("/proc/self/maps") as file:
-        return sum(name in line for line in file)
 
 
 @pytest.fixture
@@ -237,7 +232,7 @@ def test_REQ_MEM_103_object_that_its_sender_could_truncate_is_copied_and_never_m
         for look in (lambda: memory.array("u1", (1,)), lambda: memory.buffer, lambda: memory._map_for(writable=False)):
             with pytest.raises(GeneralFailure, match="truncate"):
                 look()
-        assert maps() == 0
+        assert mappings("memfd:lonely-pool") == 0
 
 
 def test_REQ_MEM_102_a_copy_never_makes_a_truncated_file_longer(file: Any) -> None:
@@ -568,13 +563,9 @@ def test_pools_of_a_request_that_cannot_be_opened_go_without_the_collector() -> 
     with tempfile.TemporaryFile(dir="/var/tmp") as file:
         short = Memory.mmap_fd(file.fileno(), NBYTES)
     kept = weakref.ref(pool)
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         with contextlib.suppress(GeneralFailure):
             open_request(Request(at(0), at(0, NBYTES), (pool, short)))
         del pool
         assert kept() is None
-    finally:
-        gc.enable()
     short.close()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import ErrorStatus, InvalidArgument, Model, ModelBuilder, Operand, OperandType, OperationType
+from nnburst import InvalidArgument, Model, ModelBuilder, Operand, OperandType, OperationType
 from nnburst.devices.reference.device import ReferenceDevice
-from support.operations import F16, F32, I32, Q8, run_model
+from support.operations import F16, F32, Q8, Array, outputs_of, run_model
 
 X = np.array([[1, -2, 4], [3, 5, -6]], np.float32)
 ROW = np.array([2, 4, 8], np.float32)
@@ -24,12 +24,8 @@ def inputs(*types: OperandType) -> tuple[ModelBuilder, list[Operand]]:
     return b, [b.input(f"x{i}", kind, (2, 3), scale=0.5 if kind == Q8 else 0.0) for i, kind in enumerate(types)]
 
 
-def result_of(make: Callable[..., Operand], *arrays: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    kinds = {"float32": F32, "float16": F16, "int32": I32}
-    b, operands = inputs(*(kinds[array.dtype.name] for array in arrays))
-    b.output("y", make(*operands))
-    status, (found,), _ = run_model(b.build(), list(arrays))
-    assert status is ErrorStatus.NONE
+def result_of(make: Callable[..., Operand], *arrays: Array) -> Array:
+    (found,) = outputs_of(lambda b, *operands: make(*operands), *arrays)
     return found
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nnburst import Model, ModelBuilder, OperandType
+from nnburst import ModelBuilder, Operand, OperandType
 from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.reference.kernels.fingerprint import fingerprint64
 from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.model.operand_types import operand_info
+from nnburst.model.types import OperandDesc
+from support.models import built
 from support.operations import (
     B8,
     F16,
@@ -28,6 +32,7 @@ from support.operations import (
     T,
     Typed,
     encoded,
+    outputs_of,
     rng,
     run_model,
 )
@@ -43,10 +48,8 @@ def test_pad_v2_of_quantised_data_takes_a_stored_value() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 2])
 def test_an_index_out_of_range_fails_the_execution(bad: int) -> None:
-    b = ModelBuilder()
-    x, i = b.input("x", F32, (2, 3)), b.input("i", I32, (2,))
-    b.output("y", b.gather(x, b.scalar(0), i))
-    status, _, _ = run_model(b.build(), [np.zeros((2, 3), np.float32), np.int32([0, bad])])
+    model = built([OperandDesc(F32, (2, 3)), OperandDesc(I32, (2,))], lambda b, x, i: b.gather(x, 0, i))
+    status, _, _ = run_model(model, [np.zeros((2, 3), np.float32), np.int32([0, bad])])
     assert status is ErrorStatus.GENERAL_FAILURE
     outputs, _, _ = Case(O.EMBEDDING_LOOKUP, Typed([1, 0], I32), X).run(F32)
     assert outputs[0].shape == X.shape
@@ -64,11 +67,8 @@ def test_a_dropped_axis_has_one_element_and_all_dropped_leave_one() -> None:
 
 def test_fill_and_rank() -> None:
     for value, kind in ((2.5, T.FLOAT32), (2.5, T.FLOAT16), (-7, T.INT32)):
-        b = ModelBuilder()
-        b.output("y", b.fill(np.array([2, 3]), b.input("v", kind)))
         dtype = {T.FLOAT32: np.float32, T.FLOAT16: np.float16, T.INT32: np.int32}[kind]
-        status, (found,), _ = run_model(b.build(), [dtype(value)])
-        assert status is ErrorStatus.NONE
+        _, (found,), _ = run_model(built([OperandDesc(kind)], lambda b, v: b.fill([2, 3], v)), [dtype(value)])
         np.testing.assert_array_equal(found, np.full((2, 3), value, dtype))
     for kind in (F32, F16, B8, I32):
         outputs, _, _ = Case(O.RANK, Typed(np.zeros((2, 1, 3)), kind)).run(F32)
@@ -100,8 +100,6 @@ def test_lookups() -> None:
 
 
 def test_lsh_projection_collects_signs_of_hashes() -> None:
-    from nnburst.devices.reference.kernels.fingerprint import fingerprint64
-
     seeds = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])
     data = np.array([[1, 2], [3, 4], [5, 6]])
     weights = np.array([0.5, -1.0, 2.0])
@@ -116,14 +114,10 @@ def test_lsh_projection_collects_signs_of_hashes() -> None:
             out[f, k] = total > 0
         return out
 
-    for kind in (F32,):
-        dense, _, _ = Case(O.LSH_PROJECTION, seeds, Typed(data, I32), weights, 2).run(kind)
-        np.testing.assert_array_equal(dense[0], bits(weights).reshape(-1))
-        plain = bits(np.ones(3)) @ [4, 2, 1]
-        old, _, _ = Case(O.LSH_PROJECTION, seeds, Typed(data, I32), None, 1).run(kind)
-        np.testing.assert_array_equal(old[0], plain)
-        sparse, _, _ = Case(O.LSH_PROJECTION, seeds, Typed(data, I32), None, 3).run(kind)
-        np.testing.assert_array_equal(sparse[0], plain + [0, 8])
+    plain = bits(np.ones(3)) @ [4, 2, 1]
+    for given, form, wanted in ((weights, 2, bits(weights).reshape(-1)), (None, 1, plain), (None, 3, plain + [0, 8])):
+        found, _, _ = Case(O.LSH_PROJECTION, seeds, Typed(data, I32), given, form).run(F32)
+        np.testing.assert_array_equal(found[0], wanted)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +137,6 @@ def test_lsh_projection_collects_signs_of_hashes() -> None:
     ],
 )
 def test_fingerprints_are_those_of_farmhash(length: int, fingerprint: int) -> None:
-    from nnburst.devices.reference.kernels.fingerprint import fingerprint64
-
     assert fingerprint64(bytes(range(length))) == fingerprint
 
 
@@ -174,15 +166,9 @@ def test_integers_are_exact(operation: O) -> None:
 
 def test_comparison_of_different_quantisations() -> None:
     """0 … 255 in halves against bytes: 100 halves are 50."""
-    from nnburst import ModelBuilder
-    from support.operations import Q8, run_model
-
-    b = ModelBuilder()
-    x = b.input("x", Q8, (3,), scale=0.5, zero_point=0)
-    y = b.input("y", Q8, (3,), scale=1.0, zero_point=10)
-    b.output("z", b.equal(x, y))
-    status, (found,), _ = run_model(b.build(), [np.uint8([100, 100, 0]), np.uint8([60, 61, 10])])
-    assert status is ErrorStatus.NONE
+    halves, whole = OperandDesc(Q8, (3,), scale=0.5), OperandDesc(Q8, (3,), scale=1.0, zero_point=10)
+    model = built([halves, whole], lambda b, x, y: b.equal(x, y))
+    _, (found,), _ = run_model(model, [np.uint8([100, 100, 0]), np.uint8([60, 61, 10])])
     assert found.tolist() == [1, 0, 1]
 
 
@@ -208,19 +194,13 @@ CASTS = (F32, F16, I32, T.TENSOR_QUANT8_ASYMM)
 @pytest.mark.parametrize("source", CASTS, ids=lambda t: t.name)
 @pytest.mark.parametrize("target", CASTS, ids=lambda t: t.name)
 def test_cast_drops_fractions_and_saturates(source: T, target: T) -> None:
-    from nnburst import ModelBuilder
-    from nnburst.model.operand_types import operand_info
-    from support.operations import run_model
-
     values = np.array([-300.7, -1.5, 0, 2.5, 254.9, 255, 300.7, 1000])
     info, into = operand_info(source), operand_info(target)
     x = np.clip(np.trunc(values), 0, 255) if source == T.TENSOR_QUANT8_ASYMM else values
     x = x.astype(info.dtype)
-    b = ModelBuilder()
     quant = {"scale": 0.25, "zero_point": 3} if info.is_quantised else {}
     made = {"scale": 9.0, "zero_point": 7} if into.is_quantised else {}
-    b.output("y", b.cast(b.input("x", source, x.shape, **quant), type=target, **made))
-    _, (found,), _ = run_model(b.build(), [x])
+    (found,) = outputs_of(lambda b, x: b.cast(x, type=target, **made), x, **quant)
     wanted = x.astype(np.float64)
     if into.dtype.kind != "f":
         wanted = np.trunc(wanted)
@@ -254,8 +234,10 @@ def test_zeros_stay_zeros_when_normalised() -> None:
 # ---- rounding, tables, integers, large images ----------------------------------------------------------------------
 
 
-def compute(model: Model, *inputs: Array) -> list[Array]:
-    """Run a model with fully specified outputs synchronously and as a plan; both agree to the bit."""
+def compute(make: Callable[..., Any], *inputs: Array, kinds: Sequence[T] = (F32,), **quantisation: Any) -> list[Array]:
+    """Run what `make` makes of a builder and of inputs synchronously and as a plan; both agree to the bit."""
+    descs = [OperandDesc(kind, x.shape, **quantisation) for kind, x in zip(kinds, inputs, strict=True)]
+    model = built(descs, make)
     prepared = ReferenceDevice().prepare_model(model)
     outcome = run(prepared, model, inputs)
     assert outcome.status is ErrorStatus.NONE
@@ -276,9 +258,7 @@ both_quants = pytest.mark.parametrize("kind", QUANTS, ids=["q8", "q8s"])
 
 def test_conv_2d_large_enough_to_be_unfolded_in_pieces() -> None:
     x, w = rng(1).normal(size=(2, 90, 90, 8)).astype(np.float32), rng(2).normal(size=(2, 5, 5, 8)).astype(np.float32)
-    b = ModelBuilder()
-    b.output("y", b.conv_2d(b.input("x", T.TENSOR_FLOAT32, x.shape), w, padding="same"))
-    (found,) = compute(b.build(), x)
+    (found,) = compute(lambda b, x: b.conv_2d(x, w, padding="same"), x)
     padded = np.pad(x.astype(np.float64), ((0, 0), (2, 2), (2, 2), (0, 0)))
     wanted = sum(padded[:, p : p + 90, q : q + 90] @ w[:, p, q].T for p in range(5) for q in range(5))
     np.testing.assert_allclose(found, wanted, atol=1e-4)
@@ -293,10 +273,7 @@ def test_add_of_integers_has_no_activation(activation: Any) -> None:
 
 
 def test_difference_of_integers_wraps_around() -> None:
-    b = ModelBuilder()
-    i = b.input("x", T.TENSOR_INT32, (2,))
-    b.output("z", b.sub(i, np.array([5, -7], np.int32)))
-    (found,) = compute(b.build(), np.array([1, 2**31 - 1], np.int32))
+    (found,) = compute(lambda b, x: b.sub(x, np.int32([5, -7])), np.int32([1, 2**31 - 1]), kinds=[I32])
     assert found.tolist() == [-4, -(2**31) + 6]
 
 
@@ -305,22 +282,16 @@ def test_difference_of_integers_wraps_around() -> None:
 def test_quantize_rounds_half_away_from_zero_and_saturates(kind: OperandType, source: OperandType) -> None:
     shift = 0 if kind == Q8 else 128
     x = np.array([-1e4, -1.25, -0.75, -0.25, 0, 0.25, 0.75, 1.25, 1e4], operand_info(source).dtype)
-    b = ModelBuilder()
-    i = b.input("x", source, x.shape)
-    b.output("y", b.quantize(i, type=kind, scale=0.5, zero_point=128 - shift))
-    (found,) = compute(b.build(), x)
+    (found,) = compute(lambda b, x: b.quantize(x, type=kind, scale=0.5, zero_point=128 - shift), x, kinds=[source])
     assert (found.astype(int) + shift).tolist() == [0, 125, 126, 127, 128, 129, 130, 131, 255]
 
 
 def test_each_operation_of_a_model_has_a_table_of_its_own() -> None:
     x = np.arange(256).astype(np.uint8)
-    b = ModelBuilder()
-    i = b.input("x", Q8, x.shape, scale=1 / 32, zero_point=128)
-    b.output("tanh", b.tanh(i))
-    b.output("logistic", b.logistic(i))
+    both = compute(lambda b, x: (b.tanh(x), b.logistic(x)), x, kinds=[Q8], scale=1 / 32, zero_point=128)
     real = (x.astype(float) - 128) / 32
     wanted = encoded(np.tanh(real), Q8, 1 / 128, 128), encoded(1 / (1 + np.exp(-real)), Q8, 1 / 256, 0)
-    for found, expected in zip(compute(b.build(), x), wanted, strict=True):
+    for found, expected in zip(both, wanted, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -329,18 +300,15 @@ def test_each_operation_of_a_model_has_a_table_of_its_own() -> None:
 def test_dequantize(kind: OperandType, target: OperandType) -> None:
     x = np.arange(256).astype(np.uint8).view(operand_info(kind).dtype)
     zero_point = 0 if kind == T.TENSOR_QUANT8_SYMM else 5
-    b = ModelBuilder()
-    i = b.input("x", kind, x.shape, scale=0.5, zero_point=zero_point)
-    b.output("y", b.dequantize(i, type=target))
-    (found,) = compute(b.build(), x)
+    (found,) = compute(lambda b, x: b.dequantize(x, type=target), x, kinds=[kind], scale=0.5, zero_point=zero_point)
     np.testing.assert_array_equal(found, (x.astype(float) - zero_point) * 0.5)
 
 
 def test_dequantize_per_channel() -> None:
     x = np.array([[1, -2, 3], [-4, 5, 127]], np.int8)
-    b = ModelBuilder()
-    i = b.constant(x, channel_scales=[0.5, 0.25, 2.0], channel_dim=1)
-    j = b.input("y", T.TENSOR_FLOAT32, (2, 3))
-    b.output("y", b.add(b.dequantize(i), j))
-    (found,) = compute(b.build(), np.zeros((2, 3), np.float32))
+
+    def plus(b: ModelBuilder, y: Operand) -> Operand:
+        return b.add(b.dequantize(b.constant(x, channel_scales=[0.5, 0.25, 2.0], channel_dim=1)), y)
+
+    (found,) = compute(plus, np.zeros((2, 3), np.float32))
     np.testing.assert_array_equal(found, x * np.array([0.5, 0.25, 2.0]))

@@ -9,9 +9,9 @@ import pytest
 
 from nnburst import ModelBuilder
 from nnburst.devices.reference.device import RUNS
-from nnburst.errors import ErrorStatus, InvalidArgument
+from nnburst.errors import InvalidArgument
 from nnburst.model.rows import OPERATIONS
-from support.operations import F16, F32, I32, Q8, O, T, run_model
+from support.operations import F32, I32, Q8, O, outputs_of
 
 
 def test_every_operation_of_the_table_runs() -> None:
@@ -21,16 +21,6 @@ def test_every_operation_of_the_table_runs() -> None:
 def test_every_operation_has_a_method() -> None:
     made = {O.IF: "branch", O.WHILE: "loop"}
     assert all(hasattr(ModelBuilder, made.get(operation, O(operation).name.lower())) for operation in RUNS)
-
-
-def outputs_of(make: Any, *inputs: np.ndarray, kind: T = F32) -> list[np.ndarray]:
-    b = ModelBuilder()
-    made = make(b, *(b.input(f"x{i}", kind, x.shape) for i, x in enumerate(inputs)))
-    for i, index in enumerate(made if isinstance(made, tuple) else (made,)):
-        b.output(f"y{i}", index)
-    status, found, _ = run_model(b.build(), list(inputs))
-    assert status is ErrorStatus.NONE
-    return found
 
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -77,7 +67,7 @@ def test_methods_take_what_people_write(make: Any, wanted: np.ndarray) -> None:
 
 
 def test_methods_of_halves_make_scalars_of_halves() -> None:
-    (found,) = outputs_of(lambda b, x: b.elu(x, 0.25), -np.ones((2,), np.float16), kind=F16)
+    (found,) = outputs_of(lambda b, x: b.elu(x, 0.25), -np.ones((2,), np.float16))
     np.testing.assert_allclose(found, 0.25 * np.expm1(-np.ones(2)), atol=0.01)
 
 

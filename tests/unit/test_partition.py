@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from test_control_flow import COUNT as TIMES
-from test_control_flow import ONE, PAIR, TRUTH, built, counting_model, counting_parts, if_model
+from test_control_flow import ONE, PAIR, TRUTH, counting_model, counting_parts, if_model
 
 import nnburst
 from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType
@@ -42,7 +42,7 @@ from nnburst.model.performance import NEVER, operation_cost
 from nnburst.model.types import NO_TIMING, DataLocation, PerformanceInfo, RequestArgument
 from nnburst.model.validate import validate_model
 from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
-from support.models import doubling_model, relu
+from support.models import built, doubling_model, relu
 from support.services import in_process
 from support.waiting import PATIENCE
 
@@ -71,7 +71,7 @@ class Only(ReferenceDevice):
         return super().prepare_model(model, job)
 
 
-def adders_and_multipliers() -> tuple[Model, Any]:
+def adders_and_multipliers() -> Model:
     """Parts by turns, an output that a later part reads, and constants that are in a pool."""
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (COUNT,))
@@ -80,18 +80,34 @@ def adders_and_multipliers() -> tuple[Model, Any]:
     v = b.add(u, t)
     b.output("v", v)
     b.output("w", b.mul(v, u))
+    return b.build()
 
-    def wanted(x: Any) -> tuple[Any, Any]:
-        t = x + C
-        u = t * C
-        return u + t, (u + t) * u
 
-    return b.build(), wanted
+MODEL = adders_and_multipliers()
+
+
+def wanted(x: Any) -> tuple[Any, Any]:
+    """Outputs of that model."""
+    t = x + C
+    u = t * C
+    return u + t, (u + t) * u
+
+
+def cut_in_two(kind: type[Only] = Only) -> list[Any]:
+    """The devices of its parts."""
+    return [kind("test-add", O.ADD), kind("test-mul", O.MUL)]
+
+
+@contextlib.contextmanager
+def compiled(model: Model, devices: Sequence[Device]) -> Iterator[Compilation]:
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+        yield compilation
 
 
 @pytest.fixture(params=["local", "service", "two services", "mixed"])
 def devices(request: pytest.FixtureRequest) -> Iterator[list[Device]]:
-    own = [Only("test-add", O.ADD), Only("test-mul", O.MUL)]
+    own = cut_in_two()
     with contextlib.ExitStack() as stack:
         if request.param == "local":
             yield list(own)
@@ -104,11 +120,9 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[Device]]:
 
 @pytest.mark.parametrize("way", ["compute", "start", "fenced", "burst", "bind"])
 def test_parts_give_what_the_whole_gives(devices: list[Device], way: str) -> None:
-    model, wanted = adders_and_multipliers()
     x = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
     outputs = [np.zeros(COUNT, np.float32) for _ in range(2)]
-    with Compilation(model, devices) as compilation:
-        compilation.finish()
+    with compiled(MODEL, devices) as compilation:
         assert [(step.device, step.operations) for step in compilation.report.steps] == [
             ("test-add", (0,)), ("test-mul", (1,)), ("test-add", (2,)), ("test-mul", (3,)),
         ]  # fmt: skip
@@ -216,8 +230,7 @@ def test_control_flow_stays_whole() -> None:
     model = built([TRUTH, PAIR], lambda b, c, x: b.tanh(*b.branch(c, then, other, [b.abs(x)])))
     devices = [Only("test-flow", O.IF), Only("test-rest", O.ABS, O.TANH)]
     x, y = np.float32([3, -4]), np.zeros(2, np.float32)
-    with Compilation(model, devices) as compilation:
-        compilation.finish()
+    with compiled(model, devices) as compilation:
         assert [step.operations for step in compilation.report.steps] == [(0,), (1,), (2,)]
         with Execution(compilation, reusable=True) as execution:
             execution.set_input(0, truth := np.uint8([1]))
@@ -261,8 +274,7 @@ def test_outputs_with_open_dimensions_of_the_last_part_are_reported() -> None:
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (2, 3))
     b.output("y", b.tanh(b.neg(x), dimensions=(0, 3)))
-    with Compilation(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation:
-        compilation.finish()
+    with compiled(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation:
         with Burst(compilation) as burst, burst.bind(rooms={"y": 8}) as small:
             with pytest.raises(nnburst.OutputInsufficientSize) as caught:
                 small.run()
@@ -274,8 +286,7 @@ def test_outputs_with_open_dimensions_of_the_last_part_are_reported() -> None:
 
 
 def test_bad_requests_are_refused_with_the_names_of_the_whole() -> None:
-    model, _ = adders_and_multipliers()
-    prepared = PartitionedDevice([Only("test-add", O.ADD), Only("test-mul", O.MUL)]).prepare_model(model)
+    prepared = PartitionedDevice(cut_in_two()).prepare_model(MODEL)
     with Memory.ashmem(2048) as memory:
         bad = Request((RequestArgument(location=DataLocation(1, 0, 256)),), (RequestArgument(),) * 2, (memory,))
         result = prepared.execute_synchronously(bad)
@@ -285,10 +296,8 @@ def test_bad_requests_are_refused_with_the_names_of_the_whole() -> None:
 
 
 def test_durations_are_those_of_all_parts() -> None:
-    model, _ = adders_and_multipliers()
-    devices = [Only("test-add", O.ADD), Only("test-mul", O.MUL)]
-    with Compilation(model, devices) as compilation:
-        compilation.finish()
+    devices = cut_in_two()
+    with compiled(MODEL, devices) as compilation:
         with Burst(compilation) as burst, burst.bind(measure=True) as execution:
             execution.run()
             assert execution.timing.time_on_device is not None
@@ -325,10 +334,8 @@ def test_part_in_another_process_gets_what_is_left_of_the_time() -> None:
 
 
 def test_death_of_one_service_ends_a_burst_on_all() -> None:
-    model, _ = adders_and_multipliers()
     with in_process([Only("test-add", O.ADD)]) as (one, _), in_process([Only("test-mul", O.MUL)]) as (two, host):
-        with Compilation(model, [one.devices[0], two.devices[0]]) as compilation:
-            compilation.finish()
+        with compiled(MODEL, [one.devices[0], two.devices[0]]) as compilation:
             with Burst(compilation) as burst, burst.bind() as execution:
                 execution.run()
                 host.close()
@@ -339,9 +346,8 @@ def test_death_of_one_service_ends_a_burst_on_all() -> None:
 def test_parts_forget_a_memory_with_its_last_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: list[Memory] = []
     monkeypatch.setattr(ExecutionBurstController, "forget", lambda _, memory: forgotten.append(memory))
-    model, _ = adders_and_multipliers()
     with in_process([Only("test-add", O.ADD)]) as (one, _), in_process([Only("test-mul", O.MUL)]) as (two, _):
-        prepared = PartitionedDevice([one.devices[0], two.devices[0]]).prepare_model(model)
+        prepared = PartitionedDevice([one.devices[0], two.devices[0]]).prepare_model(MODEL)
         executor = prepared.burst_executor()
         with Memory.ashmem(64) as memory, Memory.ashmem(64) as other:
             for slot, each in enumerate((memory, memory, other)):
@@ -357,9 +363,7 @@ def test_parts_forget_a_memory_with_its_last_slot(monkeypatch: pytest.MonkeyPatc
 
 
 def test_REQ_MEM_048_memory_of_a_device_is_not_shared_by_parts() -> None:
-    model, _ = adders_and_multipliers()
-    with Compilation(model, [Only("test-add", O.ADD), Only("test-mul", O.MUL)]) as compilation:
-        compilation.finish()
+    with compiled(MODEL, cut_in_two()) as compilation:
         desc = MemoryDesc()
         desc.add_input_role(compilation, 0, 1.0)
         desc.finish()
@@ -372,42 +376,36 @@ def test_REQ_MEM_048_memory_of_a_device_is_not_shared_by_parts() -> None:
 
 @pytest.mark.parametrize("kind", [GeneralFailure, DeviceUnavailable, ResourceExhausted])
 def test_a_device_that_cannot_compile_gives_way_to_the_next(kind: type[Exception]) -> None:
-    model, _ = adders_and_multipliers()
     devices = [Only("test-broken", failure=kind("it broke")), Only("test-works")]
-    with Compilation(model, devices) as compilation:
-        compilation.finish()
+    with compiled(MODEL, devices) as compilation:
         assert compilation.device is devices[1]
         assert compilation.report.refusals == (("test-broken", "it broke"),)
         assert [step.device for step in compilation.report.steps] == ["test-works"]
 
 
 def test_a_part_that_cannot_be_compiled_gives_way_to_the_next() -> None:
-    model, _ = adders_and_multipliers()
     broken = Only("test-broken", O.ADD, failure=GeneralFailure("it broke"))
     devices = [broken, Only("test-mul", O.MUL), Only("test-add", O.ADD)]
-    with Compilation(model, devices) as compilation:
-        compilation.finish()
+    with compiled(MODEL, devices) as compilation:
         assert [step.device for step in compilation.report.steps] == ["test-add", "test-mul"] * 2
         assert compilation.report.refusals == (("test-broken", "it broke"),)
 
 
 @pytest.mark.parametrize("kind", [InvalidArgument, MissedDeadline])
 def test_what_no_device_can_mend_is_raised_at_once(kind: type[Exception]) -> None:
-    model, _ = adders_and_multipliers()
     second = Only("test-works")
-    with Compilation(model, [Only("test-broken", failure=kind("no use")), second]) as compilation:
+    with Compilation(MODEL, [Only("test-broken", failure=kind("no use")), second]) as compilation:
         with pytest.raises(kind, match="no use"):
             compilation.finish()
     assert second.prepared == []
 
 
 def test_the_reasons_of_all_are_told() -> None:
-    model, _ = adders_and_multipliers()
     broken = [Only(f"test-broken{i}", failure=GeneralFailure(f"reason {i}")) for i in range(2)]
-    with Compilation(model, broken) as compilation:
+    with Compilation(MODEL, broken) as compilation:
         with pytest.raises(GeneralFailure, match="test-broken0: reason 0; test-broken1: reason 1"):
             compilation.finish()
-    with Compilation(model, broken[:1]) as alone:
+    with Compilation(MODEL, broken[:1]) as alone:
         with pytest.raises(GeneralFailure, match=r"^reason 0$"):
             alone.finish()
 
@@ -416,9 +414,8 @@ def test_the_reasons_of_all_are_told() -> None:
 
 
 def tokens(tmp_path: Path, devices: Sequence[Any], **options: Any) -> list[bytes]:
-    model, _ = adders_and_multipliers()
     tmp_path.mkdir(mode=0o700)
-    with Compilation(model, devices) as compilation:
+    with Compilation(MODEL, devices) as compilation:
         compilation.set_caching(tmp_path, options.get("token", bytes(32)))
         compilation.set_preference(options.get("preference", "fast_single_answer"))
         compilation.set_priority(options.get("priority", "medium"))
@@ -441,50 +438,43 @@ class Recording(Only):
         return super().prepare_model(model, replace(job, cache=None))
 
 
-def cut_in_two(**options: Any) -> list[Recording]:
-    return [Recording("test-add", O.ADD, **options), Recording("test-mul", O.MUL, **options)]
-
-
 def test_REQ_CACHE_039_every_part_has_a_token_of_its_own(tmp_path: Path) -> None:
     """Also two parts on one device, and the same operations in another cut."""
-    found = tokens(tmp_path / "a", cut_in_two())
+    found = tokens(tmp_path / "a", cut_in_two(Recording))
     assert len(set(found)) == 4
-    assert tokens(tmp_path / "b", cut_in_two()) == found
+    assert tokens(tmp_path / "b", cut_in_two(Recording)) == found
     whole = tokens(tmp_path / "c", [Recording("test-add")])
     assert len({*found, *whole}) == 5
 
 
 def test_REQ_CACHE_034_to_038_tokens_of_parts_depend_on_everything_that_counts(tmp_path: Path) -> None:
     changed = [Recording("test-plus", O.ADD), Recording("test-times", O.MUL)]
-    newer = cut_in_two()
+    newer = cut_in_two(Recording)
     for device in newer:
         device.version_string = "2"
     found = [
-        tokens(tmp_path / "plain", cut_in_two()),
+        tokens(tmp_path / "plain", cut_in_two(Recording)),
         tokens(tmp_path / "names", changed),
         tokens(tmp_path / "versions", newer),
-        tokens(tmp_path / "low", cut_in_two(), preference="low_power"),
-        tokens(tmp_path / "long", cut_in_two(), preference="sustained_speed"),
-        tokens(tmp_path / "urgent", cut_in_two(), priority="high"),
-        tokens(tmp_path / "token", cut_in_two(), token=bytes([1]) * 32),
+        tokens(tmp_path / "low", cut_in_two(Recording), preference="low_power"),
+        tokens(tmp_path / "long", cut_in_two(Recording), preference="sustained_speed"),
+        tokens(tmp_path / "urgent", cut_in_two(Recording), priority="high"),
+        tokens(tmp_path / "token", cut_in_two(Recording), token=bytes([1]) * 32),
     ]
     assert len({token for each in found for token in each}) == 4 * len(found)
 
 
 def test_REQ_CACHE_033_no_token_of_the_application_no_token_for_parts() -> None:
-    model, _ = adders_and_multipliers()
-    devices = cut_in_two()
-    with Compilation(model, devices) as compilation:
-        compilation.finish()
-    assert [device.tokens for device in devices] == [[], []]
+    devices = cut_in_two(Recording)
+    with compiled(MODEL, devices):
+        assert [device.tokens for device in devices] == [[], []]
 
 
 def test_parts_are_restored_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
-    model, wanted = adders_and_multipliers()
     outcomes = []
     for _ in range(2):
-        with Compilation(model, [Only("test-add", O.ADD), Only("test-mul", O.MUL)]) as compilation:
+        with Compilation(MODEL, cut_in_two()) as compilation:
             compilation.set_caching(tmp_path / "cache", bytes(32))
             compilation.finish()
             outcomes.append({step.cache.outcome for step in compilation.report.steps})
@@ -528,8 +518,7 @@ def test_the_faster_device_gets_what_both_can_run(monkeypatch: pytest.MonkeyPatc
     b = ModelBuilder()
     x = b.input("x", T.TENSOR_FLOAT32, (4,))
     b.output("y", b.add(b.neg(b.relu(x)), np.ones(4, np.float32)))
-    with Compilation(b.build(), devices) as compilation:
-        compilation.finish()
+    with compiled(b.build(), devices) as compilation:
         assert [step.operations for step in compilation.report.steps] == [(0, 1), (2,)]  # the order that was given
 
 

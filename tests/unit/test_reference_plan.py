@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from functools import partial
@@ -20,6 +19,7 @@ from nnburst.model import Request, RunOptions
 from nnburst.model.operation_view import OutputSpec
 from nnburst.model.running import ExecutionResult, failure_of
 from nnburst.model.types import NO_TIMING, DataLocation, MeasureTiming, RequestArgument
+from support.waiting import without_collector
 
 T, O = OperandType, OperationType  # noqa: E741
 NO, YES = MeasureTiming.NO, MeasureTiming.YES
@@ -243,9 +243,7 @@ def test_a_dropped_plan_is_freed_at_once() -> None:
     x, filters = b.input("x", T.TENSOR_FLOAT32, (1, 8, 8, 1)), np.ones((2, 3, 3, 1), np.float32)
     b.output("y", b.conv_2d(x, filters, padding="same", activation="relu"))
     prepared = prepare(b.build())
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         memory = Memory.ashmem(4096)
         request = request_on(memory, (0, 256), (1024, 512))
         executor = prepared.burst_executor()
@@ -257,6 +255,4 @@ def test_a_dropped_plan_is_freed_at_once() -> None:
         memory.close()
         del plan, memory, request, executor
         assert [reference() for reference in gone] == [None, None]
-    finally:
-        gc.enable()
-        prepared.close()
+    prepared.close()

@@ -33,7 +33,7 @@ from support.doubles import refuse_threads
 from support.models import relu
 from support.processes import open_fds
 from support.users import as_user
-from support.waiting import PATIENCE, Background, Held, until
+from support.waiting import PATIENCE, Background, Held, handling, until
 
 GOODBYE = protocol.encode(protocol.Goodbye())
 LONG = protocol.Execute(
@@ -200,15 +200,11 @@ def test_exception_of_a_signal_handler_while_a_call_is_encoded_is_not_the_messag
 
     encoded = protocol.encode
     monkeypatch.setattr(protocol, "encode", encode)
-    old = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with connected() as (client, _):
-            with pytest.raises(TimeoutError, match="of the handler"):
-                client.call(LONG, timeout=PATIENCE)
-            monkeypatch.undo()
-            client.call(protocol.Goodbye(), timeout=PATIENCE)
-    finally:
-        signal.signal(signal.SIGALRM, old)
+    with handling(signal.SIGALRM, interrupt), connected() as (client, _):
+        with pytest.raises(TimeoutError, match="of the handler"):
+            client.call(LONG, timeout=PATIENCE)
+        monkeypatch.undo()
+        client.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -218,12 +214,8 @@ def alarm() -> Iterator[Any]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    old = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with handling(signal.SIGALRM, interrupt):
         yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds, 1.0 if seconds else 0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
 
 
 @pytest.mark.check

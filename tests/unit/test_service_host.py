@@ -66,7 +66,7 @@ from support.models import tiny_model
 from support.processes import open_fds
 from support.services import in_process
 from support.users import in_forked_child
-from support.waiting import PATIENCE, Background, Held, until
+from support.waiting import PATIENCE, Background, Held, until, without_collector
 
 
 def charged(host: ServiceHost) -> dict[str, int]:
@@ -955,19 +955,14 @@ def test_pools_of_requests_that_fail_are_unmapped_at_once(monkeypatch: pytest.Mo
                     assert controller.compute(request)[0] is ErrorStatus.GENERAL_FAILURE
 
     monkeypatch.setattr(NoopPreparedModel, "bind", bind)
-    gc.collect()
-    gc.disable()
-    try:
-        with in_process([create_device("nnburst-noop")]) as (client, _):
-            prepared = client.devices[0].prepare_model(tiny_model())
-            before = Snapshot()
-            for _ in range(3):
-                fail(prepared)
-            until(lambda: Snapshot().mappings == before.mappings, "a pool stays mapped")
-            assert mapped == [True] * 3
-            prepared.close()
-    finally:
-        gc.enable()
+    with without_collector(), in_process([create_device("nnburst-noop")]) as (client, _):
+        prepared = client.devices[0].prepare_model(tiny_model())
+        before = Snapshot()
+        for _ in range(3):
+            fail(prepared)
+        until(lambda: Snapshot().mappings == before.mappings, "a pool stays mapped")
+        assert mapped == [True] * 3
+        prepared.close()
 
 
 # ---- the log -------------------------------------------------------------------------------------------------------

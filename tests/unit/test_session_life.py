@@ -30,7 +30,7 @@ from nnburst.runtime.run import permits
 from nnburst.service.wire.protocol import ListDevices
 from support.models import counter, relu
 from support.processes import stop, stopped
-from support.waiting import PATIENCE, Background, until
+from support.waiting import PATIENCE, Background, handling, until, without_collector
 
 ONE = {"x": np.ones(4, np.float32)}
 FUNCTIONS = """
@@ -187,14 +187,10 @@ def test_session_is_closed_by_a_signal_handler_while_it_runs(slow: str) -> None:
     """The usual way to shut down."""
     with nnburst.launch(devices=[slow]) as service:
         session = service.session("slow")
-        old = signal.signal(signal.SIGALRM, lambda *_: session.close())
-        try:
+        with handling(signal.SIGALRM, lambda *_: session.close()):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with contextlib.suppress(BadState):  # the service finishes what it does, so there may be an answer
                 session.run(None, {"x": np.ones(4, np.float32)})
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, old)
         assert session.closed
         with pytest.raises(BadState, match="closed"):
             session.run(None, {"x": np.ones(4, np.float32)})
@@ -220,14 +216,11 @@ def test_run_of_a_signal_handler_over_the_same_execution_is_refused_and_harms_no
             finally:
                 os.kill(service.pid, signal.SIGCONT)
 
-        old = signal.signal(signal.SIGALRM, again)
-        try:
+        with handling(signal.SIGALRM, again):
             stop(service.pid)
             interrupting = Background(interrupt)
             execution.run()
             assert interrupting.result() is None
-        finally:
-            signal.signal(signal.SIGALRM, old)
         assert len(seen) == 1
         assert (execution.outputs["y"] == np.float32(0.4)).all()
 
@@ -292,9 +285,7 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread(monkeypatch
             gc.collect()
             collected.set()
 
-        gc.collect()
-        gc.disable()
-        try:
+        with without_collector():
             session = service.session(relu())
             session.run(None, ONE)
             _Cycle(session)
@@ -303,8 +294,6 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread(monkeypatch
             with stopped(service.pid), pytest.raises(MissedDeadline):  # so that the answer is late
                 connection.call(ListDevices(), timeout=0.2, on_late=lambda reply: collect())
             assert collected.wait(PATIENCE)
-        finally:
-            gc.enable()
         assert service.devices[0].status is DeviceStatus.AVAILABLE
         assert not any(name.startswith("nnburst-client-reader") for name in calling)
 

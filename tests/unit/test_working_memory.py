@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_control_flow import B8, ONE, TRUTH, built
+from test_control_flow import B8, ONE, TRUTH
 
 from nnburst import Memory, Model, ModelBuilder, Operand, OperandType
 from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController
@@ -30,9 +29,9 @@ from nnburst.model.running import ExecutionResult, reason_of
 from nnburst.model.types import DataLocation, OperandDesc, RequestArgument, Steps
 from nnburst.service.host.host import ServiceHost
 from nnburst.service.host.quotas import PER_USER, Quotas
-from support.models import relu
+from support.models import built, relu
 from support.services import in_process
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, until, without_collector
 
 F32 = OperandType.TENSOR_FLOAT32
 MIB = 1 << 20
@@ -168,8 +167,7 @@ def test_what_runs_take_is_given_back_turn_after_turn(
 
 
 def test_freed_slots_and_closed_bursts_give_back() -> None:
-    gc.disable()  # nothing waits for a collection
-    try:
+    with without_collector():
         with served(large(MIB)) as (model, account, pool), ExecutionBurstController.create(model) as burst:
             for _ in range(5):
                 with Memory.ashmem(4096) as other, ExecutionBurstController.create(model) as second:
@@ -182,8 +180,6 @@ def test_freed_slots_and_closed_bursts_give_back() -> None:
                     second.close()
                     until(lambda: account.used < 2 * MIB)
             assert account.used >= MIB
-    finally:
-        gc.enable()
 
 
 def test_plans_that_give_way_to_others_give_back() -> None:
