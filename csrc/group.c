@@ -30,8 +30,11 @@ void nnb_group_wake_all(nnb_group *g)
 {
     if (g->magic != NNB_GROUP_MAGIC)
         return;
-    nnb_sleepers_wake(g);
+    pthread_mutex_lock(&g->lock);
+    for (nnb_sleeper_thread *x = g->sleepers; x; x = x->next)
+        nnb_ring(&x->bell);
     nnb_store32_relaxed(&g->changed, 1);
+    pthread_mutex_unlock(&g->lock);
     nnb_ring(&g->bell);
 }
 
@@ -51,7 +54,13 @@ void nnb_group_destroy(nnb_group *g)
 {
     if (!g || g->magic != NNB_GROUP_MAGIC)
         return;
-    nnb_sleepers_end(g);
+    nnb_group_close(g); /* its sleeper threads end */
+    while (g->sleepers) {
+        nnb_sleeper_thread *x = g->sleepers;
+        g->sleepers = x->next;
+        pthread_join(x->thread, NULL);
+        free(x);
+    }
     for (uint32_t i = 0; i < g->room; i++)
         free(g->bursts[i]);
     while (g->dead) {

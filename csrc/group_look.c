@@ -35,7 +35,7 @@ static int grow_lists(nnb_group *g, uint32_t n)
 void nnb_look_refresh(nnb_group *g)
 {
     pthread_mutex_lock(&g->lock);
-    nnb_and32_acquire(&g->changed, 0); /* SYNC POINT: give_back <-> take_up: what was changed before it was set */
+    nnb_store32_relaxed(&g->changed, 0);
     if (grow_lists(g, g->room) < 0) {
         nnb_store32_relaxed(&g->changed, 1); /* those that came have to wait */
         pthread_mutex_unlock(&g->lock);
@@ -56,7 +56,7 @@ void nnb_look_refresh(nnb_group *g)
         nnb_burst *b = g->bursts[i];
         if (b && b->queue.batcher)
             nnb_batcher_add(b->queue.batcher, &b->queue);
-        if (!b || nnb_load32_acquire(&b->away)) /* SYNC POINT: give_back <-> take_up */
+        if (!b || b->is_away)
             continue;
         g->mine[g->n_mine++] = b;
         if (b->is_hot)

@@ -6,7 +6,6 @@
  * sleeper threads, 127 to each, which hand a burst back with its first packet. Without futex_waitv each has one.
  */
 #define _GNU_SOURCE
-#include <limits.h>
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -21,17 +20,6 @@
 
 #define FUTILE_WAKES 1024u /* most wakes without a packet before a client is not served any more */
 #define SLEEPING_BITS (NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP)
-
-struct nnb_sleeper_thread {
-    nnb_group *group;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    uint32_t n;
-    int closing;
-    nnb_a32 bell;
-    nnb_sleeper_thread *next;
-    nnb_burst *bursts[NNB_WAITV_WORDS];
-};
 
 uint32_t nnb_sleep_words(uint32_t most)
 {
@@ -81,79 +69,51 @@ static int is_quiet(nnb_burst *b)
 static void *sleep_on_some(void *argument)
 {
     nnb_sleeper_thread *x = argument;
+    nnb_group *g = x->group;
     struct futex_waitv words[NNB_WAITV_WORDS + 1];
     for (;;) {
-        int found = 0;
-        pthread_mutex_lock(&x->lock);
-        int closing = x->closing;
+        pthread_mutex_lock(&g->lock);
+        uint32_t n = 0, had = x->n;
         nnb_take32(&x->bell, 0); /* SYNC POINT: wake <-> consume */
-        for (uint32_t i = 0; i < x->n; i++)
+        for (uint32_t i = 0; i < had; i++)
             clear_bits(x->bursts[i]);
         nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
-        for (uint32_t i = 0; i < x->n;) {
+        for (uint32_t i = 0; i < had; i++) {
             nnb_burst *b = x->bursts[i];
-            if (is_quiet(b)) {
-                words[i] = wait_word(event_of(b), b->expected);
-                i++;
+            if (!(b->is_away = is_quiet(b)))
                 continue;
-            }
-            x->bursts[i] = x->bursts[--x->n];
-            nnb_store32_release(&b->away, 0); /* SYNC POINT: give_back <-> take_up */
-            found = 1;
+            words[n] = wait_word(event_of(b), b->expected);
+            x->bursts[n++] = b;
         }
-        uint32_t n = x->n;
-        words[n] = wait_word(&x->bell, 0);
-        pthread_mutex_unlock(&x->lock);
-        if (found) {
-            nnb_store32_release(&x->group->changed, 1);
-            nnb_ring(&x->group->bell);
-        }
-        if (closing)
+        x->n = n;
+        if (n < had)
+            nnb_store32_relaxed(&g->changed, 1);
+        pthread_mutex_unlock(&g->lock);
+        if (n < had)
+            nnb_ring(&g->bell);
+        if (nnb_load32_relaxed(&g->closing))
             return NULL;
-        /* no futex_waitv: the bell of a thread for one queue is that queue's word */
-        wait_for_words(words, n && !x->group->words ? 1 : n + 1, 0);
+        words[n] = wait_word(&x->bell, 0);
+        int is_deaf = n && !g->words; /* it waits for its queue's word alone */
+        wait_for_words(words, is_deaf ? 1 : n + 1, is_deaf ? NNB_SLICE_NS : 0);
     }
 }
 
-static nnb_sleeper_thread *new_sleeper_thread(nnb_group *g)
+/* Under lock: returns a sleeper thread that has room for a burst. NULL: the system has no thread. */
+static nnb_sleeper_thread *find_sleeper_thread(nnb_group *g)
 {
-    nnb_sleeper_thread *x = calloc(1, sizeof(*x));
-    if (!x)
-        return NULL;
+    nnb_sleeper_thread *x = g->sleepers;
+    while (x && x->n >= (g->words ? g->words : 1))
+        x = x->next;
+    if (x || !(x = calloc(1, sizeof(*x))))
+        return x;
     x->group = g;
-    pthread_mutex_init(&x->lock, NULL);
     if (nnb_start_thread(&x->thread, sleep_on_some, x) < 0) {
-        pthread_mutex_destroy(&x->lock);
         free(x);
         return NULL;
     }
-    pthread_mutex_lock(&g->lock);
     x->next = g->sleepers;
-    g->sleepers = x;
-    pthread_mutex_unlock(&g->lock);
-    return x;
-}
-
-static nnb_sleeper_thread *first_sleeper_thread(nnb_group *g)
-{
-    pthread_mutex_lock(&g->lock);
-    nnb_sleeper_thread *x = g->sleepers;
-    pthread_mutex_unlock(&g->lock);
-    return x; /* they live as long as the group */
-}
-
-static int leave_to(nnb_sleeper_thread *x, nnb_burst *b, uint32_t capacity)
-{
-    pthread_mutex_lock(&x->lock);
-    int fits = x->n < capacity;
-    if (fits) {
-        x->bursts[x->n++] = b;
-        nnb_store32_relaxed(&b->away, 1);
-    }
-    pthread_mutex_unlock(&x->lock);
-    if (fits)
-        nnb_ring(&x->bell);
-    return fits;
+    return g->sleepers = x;
 }
 
 static int by_use(const void *a, const void *b)
@@ -165,59 +125,28 @@ static int by_use(const void *a, const void *b)
 /* Leaves bursts beyond the limit to sleeper threads. */
 static void leave_some(nnb_group *g)
 {
-    if (g->n_mine <= g->words)
+    uint32_t n = g->n_mine, keep = g->words / 2; /* so that not each packet moves one */
+    if (n <= g->words)
         return;
-    uint32_t capacity = g->words ? g->words : 1, keep = g->words / 2; /* so that not each packet moves one */
-    qsort(g->mine, g->n_mine, sizeof(*g->mine), by_use);
-    uint32_t n = g->n_mine;
-    g->n_mine = 0;
+    qsort(g->mine, n, sizeof(*g->mine), by_use);
+    g->n_mine = g->n_hot = 0;
+    pthread_mutex_lock(&g->lock);
     for (uint32_t i = 0; i < n; i++) {
         nnb_burst *b = g->mine[i];
-        nnb_sleeper_thread *x = NULL;
-        if (i >= keep && nnb_burst_is_free(b)) {
-            x = first_sleeper_thread(g);
-            while (x && !leave_to(x, b, capacity))
-                x = x->next;
-            if (!x && (x = new_sleeper_thread(g)) && !leave_to(x, b, capacity))
-                x = NULL;
-        }
+        nnb_sleeper_thread *x = i >= keep && nnb_burst_is_free(b) ? find_sleeper_thread(g) : NULL;
         if (x) {
+            x->bursts[x->n++] = b;
+            nnb_ring(&x->bell);
+            b->is_away = 1;
             b->is_hot = 0;
             nnb_schedule_leave(&g->schedule, &b->queue);
         } else {
             g->mine[g->n_mine++] = b;
+            if (b->is_hot)
+                g->hot[g->n_hot++] = b;
         }
     }
-    g->n_hot = 0;
-    for (uint32_t i = 0; i < g->n_mine; i++)
-        if (g->mine[i]->is_hot)
-            g->hot[g->n_hot++] = g->mine[i];
-}
-
-void nnb_sleepers_wake(nnb_group *g)
-{
-    for (nnb_sleeper_thread *x = first_sleeper_thread(g); x; x = x->next) {
-        nnb_ring(&x->bell);
-        pthread_mutex_lock(&x->lock);
-        for (uint32_t i = 0; i < x->n && !g->words; i++) /* sleeps on that word alone */
-            syscall(SYS_futex, x->bursts[i]->inbox->mq->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-        pthread_mutex_unlock(&x->lock);
-    }
-}
-
-void nnb_sleepers_end(nnb_group *g)
-{
-    while (g->sleepers) {
-        nnb_sleeper_thread *x = g->sleepers;
-        g->sleepers = x->next;
-        pthread_mutex_lock(&x->lock);
-        x->closing = 1;
-        pthread_mutex_unlock(&x->lock);
-        nnb_ring(&x->bell);
-        pthread_join(x->thread, NULL);
-        pthread_mutex_destroy(&x->lock);
-        free(x);
-    }
+    pthread_mutex_unlock(&g->lock);
 }
 
 /* ---- the leader ------------------------------------------------------------------------------------------------ */

@@ -49,7 +49,7 @@ typedef struct nnb_burst {
     nnb_channel *inbox;
     uint32_t number;
     nnb_a32 taken; /* a worker has it, and alone may touch the server */
-    nnb_a32 away;  /* a sleeper thread has it, likewise */
+    int is_away;   /* a sleeper thread has it; under lock */
     /* leader only */
     int is_hot;
     uint64_t used_ns;
@@ -58,6 +58,17 @@ typedef struct nnb_burst {
     uint64_t share_ns; /* its share of a run together with others, set by the taker; 0: none */
     struct nnb_burst *next_dead;
 } nnb_burst;
+
+/* Sleeps on queues of bursts, with room for as many as the kernel waits for. */
+struct nnb_sleeper_thread {
+    nnb_group *group;
+    pthread_t thread;
+    nnb_a32 bell;
+    /* under lock */
+    uint32_t n;
+    nnb_burst *bursts[NNB_WAITV_WORDS];
+    nnb_sleeper_thread *next;
+};
 
 /* A burst that a worker has taken with another one, to run both requests together: answered after it. */
 typedef struct nnb_rider {
@@ -170,10 +181,8 @@ void nnb_look_found(nnb_group *g, const nnb_burst *b); /* a request, by polling 
 void nnb_look_idle(nnb_group *g);                      /* nothing was found: goes on polling, or sleeps */
 
 /* group_sleep.c. */
-uint32_t nnb_sleep_words(uint32_t most); /* that the kernel waits for at a time */
-void nnb_sleep_on_all(nnb_group *g);     /* the leader sleeps until any queue has news or the bell rings */
-void nnb_sleepers_wake(nnb_group *g);
-void nnb_sleepers_end(nnb_group *g);
+uint32_t nnb_sleep_words(uint32_t most);           /* that the kernel waits for at a time */
+void nnb_sleep_on_all(nnb_group *g);               /* the leader sleeps until any queue has news or the bell rings */
 int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: it has not rung for so long; 0 ns: however long it takes */
 
 /* slices.c: the calling thread will run soon after it was woken, rather than for long (Linux 6.12). */
