@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -26,9 +24,9 @@ from nnburst.burst.server import server as burst_server
 from nnburst.errors import Ending
 from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.session import Options
-from support import ROOT
 from support.models import counter, relu
 from support.processes import workers_of
+from support.services import Shared
 from support.waiting import PATIENCE, Background, until
 
 pytestmark = pytest.mark.check
@@ -320,58 +318,35 @@ def test_session_is_closed_while_its_service_starts_again(service: nnburst.Servi
 # ---- a service that others run ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def serve(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-    with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:
-        monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
-
-        def start() -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", "from nnburst.cli import main; main()", "serve", "--name", "shared"]
-            process = subprocess.Popen(
-                [*command, "--device", "nnburst-reference"], stdout=subprocess.PIPE, text=True, cwd=ROOT
-            )
-            started.append(process)
-            assert process.stdout is not None
-            assert process.stdout.readline()
-            return process
-
-        try:
-            yield start
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate(timeout=PATIENCE)
+def kill(shared: Shared) -> None:
+    shared.process.kill()
+    shared.process.wait()
 
 
-def test_session_on_a_shared_service_connects_again(serve: Callable[[], subprocess.Popen[str]]) -> None:
-    first = serve()
-    with nnburst.connect("shared") as service:
+def test_session_on_a_shared_service_connects_again(start: Callable[..., Shared]) -> None:
+    first = start()
+    with nnburst.connect(first.address) as service:
         with pytest.raises(BadState, match="nnburst stop --kill"):
             service.kill()
         with service.session(counter(), on_death="restart", retry=1, open_timeout=PATIENCE) as session:
             session.run(None, {"t": ONE})
-            first.kill()
-            first.wait()
+            kill(first)
             until(lambda: not service.alive)
             run = Background(lambda: session.run(None, {"t": ONE}))  # waits until there is one
-            second = serve()
+            second = start()
             assert run.result()[0].tolist() == [2] * 4
             assert service.pid in workers_of(second.pid)
             assert len(session.restarts) == 1
 
 
-def test_session_opened_on_a_shared_service_that_has_died_connects_again(
-    serve: Callable[[], subprocess.Popen[str]],
-) -> None:
-    first = serve()
-    with nnburst.connect("shared") as service:
-        first.kill()
-        first.wait()
+def test_session_opened_on_a_shared_service_that_has_died_connects_again(start: Callable[..., Shared]) -> None:
+    first = start()
+    with nnburst.connect(first.address) as service:
+        kill(first)
         until(lambda: not service.alive)
         with pytest.raises(DeadObject):
             service.session(counter())
-        second = serve()
+        second = start()
         with service.session(counter(), on_death="restart") as session:
             assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
             assert service.pid in workers_of(second.pid)
@@ -401,12 +376,11 @@ def test_service_that_dies_while_a_session_opens_is_restarted_once(
     assert len(set(pids)) == 2
 
 
-def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], subprocess.Popen[str]]) -> None:
-    process = serve()
-    with nnburst.connect("shared") as service:
+def test_shared_service_that_stays_away_is_given_up_in_time(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service:
         with service.session(counter(), on_death="restart", retry=1, open_timeout=5) as session:
-            process.kill()
-            process.wait()
+            kill(shared)
             until(lambda: not service.alive)
             with pytest.raises(DeadObject, match="does not come back"):
                 session.run(None, {"t": ONE})

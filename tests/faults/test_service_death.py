@@ -196,9 +196,6 @@ def test_a_client_that_is_replaced_by_another_program_takes_its_service_along() 
         "os.execv(sys.executable, [sys.executable, '-c', 'import sys; sys.stdin.read()'])"
     )
     client = Client(program)
-    assert client.process.stdin is not None
-    client.process.stdin.write("\n")
-    client.process.stdin.flush()
+    client.say()
     wait_gone(client.pidfds[0])
-    client.process.stdin.close()
     assert client.finish() == 0

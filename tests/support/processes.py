@@ -151,12 +151,18 @@ class Client:
         self.pids = [int(word) for word in line.split()]
         self.pidfds = [os.pidfd_open(pid) for pid in self.pids]
 
+    def say(self) -> None:
+        """Say a line to the client."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def finish(self) -> int:
-        """Reap the client; returns its status."""
-        status = self.process.wait(PATIENCE)
+        """Close its standard input, and reap the client; returns its status."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
+        status = self.process.wait(PATIENCE)
         self.process.stdout.close()
         return status
 
