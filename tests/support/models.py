@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from nnburst import Memory, Model, ModelBuilder, OperandType
 from nnburst.model import Request
 from nnburst.model.types import DataLocation, OperandDesc, RequestArgument, Subgraph
+from nnburst.nnapi import Compilation, Execution
 
 
 def built(inputs: Sequence[OperandDesc], make: Callable[..., Any]) -> Model:
@@ -107,3 +109,19 @@ def doubling_model(levels: int = 40) -> Model:
         model = b.build()
     assert model is not None
     return chained(model, levels)
+
+
+@contextlib.contextmanager
+def compiled(model: Any, devices: Any) -> Iterator[Compilation]:
+    """A finished compilation of a model for devices, or for a service."""
+    with Compilation(model, devices) as compilation:
+        compilation.finish()
+        yield compilation
+
+
+def ready(compilation: Compilation, x: Any, y: Any, **options: Any) -> Execution:
+    """An execution whose first input and first output are set."""
+    execution = Execution(compilation, **options)
+    execution.set_input(0, x)
+    execution.set_output(0, y)
+    return execution

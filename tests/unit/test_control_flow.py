@@ -16,7 +16,7 @@ from nnburst.devices.reference import graph as reference_graph
 from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.model.types import Lifetime, OperandDesc
-from support.models import built, chained
+from support.models import built, chained, compiled
 from support.operations import B8, F32, I32, O, run_model
 from support.samples import run
 
@@ -237,8 +237,7 @@ def test_relaxed_models_give_the_same() -> None:
 
 
 def test_REQ_MODEL_063_an_execution_says_how_long_a_loop_may_take() -> None:
-    with nnburst.in_process() as service, nnburst.nnapi.Compilation(counting_model(step=0.0), service) as compilation:
-        compilation.finish()
+    with nnburst.in_process() as service, compiled(counting_model(step=0.0), service) as compilation:
         n = np.zeros(1, np.int32)
         execution = nnburst.nnapi.Execution(compilation, reusable=True)
         execution.set_input(0, np.int32([0]))

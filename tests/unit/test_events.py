@@ -21,6 +21,7 @@ from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType, Ser
 from nnburst.devices.fence import Fence, FenceSignal, FenceState
 from nnburst.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.nnapi import Compilation, Duration, Event, Execution, MemoryDesc
+from support.models import compiled, ready
 from support.waiting import PATIENCE
 
 T, Op = OperandType, OperationType
@@ -213,11 +214,8 @@ def test_REQ_MODEL_057_079_what_is_refused_at_the_launch(execution: Make, servic
     open_ended.set_output(0, np.zeros(4, np.float32), dimensions=(4,))
     with pytest.raises(InvalidArgument, match="use compute"):
         open_ended.start_compute_with_dependencies()
-    with Compilation(increment(), service) as compilation:
-        compilation.finish()
-        anywhere = Execution(compilation)
-        anywhere.set_input(0, np.zeros(4, np.float32))
-        anywhere.set_output(0, np.zeros(4, np.float32))
+    with compiled(increment(), service) as compilation:
+        anywhere = ready(compilation, np.zeros(4, np.float32), np.zeros(4, np.float32))
         if not compilation._has_one_device:
             with pytest.raises(InvalidArgument, match="exactly one device"):
                 anywhere.start_compute_with_dependencies(duration=1.0)
@@ -263,8 +261,7 @@ def test_an_event_wakes_an_event_loop(execution: Make, gate: Gate) -> None:
 
 
 def test_a_service_that_dies_ends_the_wait(gate: Gate) -> None:
-    with nnburst.launch() as service, Compilation(increment(), service) as compilation:
-        compilation.finish()
+    with nnburst.launch() as service, compiled(increment(), service) as compilation:
         with Execution(compilation) as run:
             run.set_input(0, np.zeros(4, np.float32))
             run.set_output(0, np.zeros(4, np.float32))

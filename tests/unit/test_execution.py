@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -43,8 +44,7 @@ from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from nnburst.runtime.session import Options
 from support.doubles import ScriptedDevice, ScriptedModel
-from support.models import counter, relu
-from support.processes import stopped
+from support.models import compiled, counter, ready, relu
 from support.waiting import PATIENCE, Background, until
 
 F = OperandType.TENSOR_FLOAT32
@@ -79,24 +79,39 @@ def until_refused(x):
 """
 
 
+@contextlib.contextmanager
+def of_function(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> Iterator[nnburst.Session]:
+    """A session on a function, which is in a module of its own."""
+    (directory / f"{name}_module.py").write_text(source)
+    monkeypatch.syspath_prepend(str(directory))
+    with nnburst.in_process(devices=[f"nnburst-function:call={name}_module:{name}"]) as service:
+        with service.session(name) as session:
+            yield session
+    sys.modules.pop(f"{name}_module", None)
+
+
 @pytest.fixture
-def until_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[nnburst.Session, threading.Event]]:
-    """A session whose runs end when the event is set, in this process."""
-    (tmp_path / "waiting_function.py").write_text(WAITING)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with nnburst.in_process(devices=["nnburst-function:call=waiting_function:until_refused"]) as service:
-        with service.session("until_refused") as session:
-            yield session, sys.modules["waiting_function"].refused
-    sys.modules.pop("waiting_function", None)
+def waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nnburst.Session]:
+    """A session whose runs, in this process, set `entered` and end when `refused` is set."""
+    with of_function(tmp_path, monkeypatch, "until_refused", WAITING) as session:
+        yield session
+
+
+@pytest.fixture
+def entered(waits: nnburst.Session) -> threading.Event:
+    return sys.modules["until_refused_module"].entered  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def refused(waits: nnburst.Session) -> threading.Event:
+    return sys.modules["until_refused_module"].refused  # type: ignore[no-any-return]
 
 
 def test_run_of_one_execution_is_refused_wherever_another_one_overtakes_it(
-    until_refused: tuple[nnburst.Session, threading.Event],
+    waits: nnburst.Session, entered: threading.Event, refused: threading.Event
 ) -> None:
     """One thread stops before each line of a run with a time limit, while another one runs; others have no lines."""
-    session, refused = until_refused
-    entered = sys.modules["waiting_function"].entered
-    execution = session.bind(shapes={"n": 4})
+    execution = waits.bind(shapes={"n": 4})
     execution.inputs["x"][:] = ONE
     stopped_at: set[str] = set()
     refused.set()
@@ -196,11 +211,9 @@ def test_one_thread_needs_one_burst(service: nnburst.Service) -> None:
 
 
 def test_run_that_waits_for_others_ends_at_its_deadline(
-    until_refused: tuple[nnburst.Session, threading.Event],
+    waits: nnburst.Session, entered: threading.Event, refused: threading.Event
 ) -> None:
-    session, refused = until_refused
-    entered = sys.modules["waiting_function"].entered
-    with session.service.session("until_refused", concurrency=1, timeout=PATIENCE) as busy:
+    with waits.service.session("until_refused", concurrency=1, timeout=PATIENCE) as busy:
         first = Background(lambda: busy.run(None, {"x": ONE})[0].tolist())
         assert entered.wait(PATIENCE)
         busy._timeout = 0.01
@@ -218,11 +231,9 @@ def test_run_that_waits_for_others_ends_at_its_deadline(
 
 
 def test_those_who_wait_are_served_in_order_and_have_what_is_left_of_their_time(
-    until_refused: tuple[nnburst.Session, threading.Event],
+    waits: nnburst.Session, entered: threading.Event, refused: threading.Event
 ) -> None:
-    session, refused = until_refused
-    entered = sys.modules["waiting_function"].entered
-    with session.service.session("until_refused", concurrency=1, timeout=PATIENCE) as busy:
+    with waits.service.session("until_refused", concurrency=1, timeout=PATIENCE) as busy:
         ended = list[int]()
 
         def run(i: int) -> None:
@@ -308,18 +319,15 @@ def _stop_before(line: int, stopped: threading.Event, go_on: threading.Event, se
     return trace
 
 
-def test_refused_run_leaves_nothing_in_the_way_of_the_next(
-    until_refused: tuple[nnburst.Session, threading.Event],
-) -> None:
-    session, refused = until_refused
-    execution = session.bind(shapes={"n": 4})
+def test_refused_run_leaves_nothing_in_the_way_of_the_next(waits: nnburst.Session, refused: threading.Event) -> None:
+    execution = waits.bind(shapes={"n": 4})
     execution.inputs["x"][:] = ONE
     run = Background(execution.run)
-    until(lambda: session.stats.sent)
+    until(lambda: waits.stats.sent)
     for _ in range(20):
         with pytest.raises(BadState, match="the execution is running"):
             execution.run()
-    assert len(session._pool._bursts) == 1
+    assert len(waits._pool._bursts) == 1
     refused.set()
     assert run.result() is None
     assert execution.outputs["y"].tolist() == [2] * 4
@@ -377,9 +385,7 @@ def test_forged_shapes_are_a_general_failure(scripted: tuple[Service, Scripted],
         if shapes:
             with pytest.raises(GeneralFailure, match="shape"):
                 _ = execution.output_shapes
-        step = Execution(session.compilation, reusable=True)
-        step.set_input(0, x["x"])
-        step.set_output(0, np.zeros(8, np.float32))
+        step = ready(session.compilation, x["x"], np.zeros(8, np.float32), reusable=True)
         for way in (step.compute, lambda: step.burst_compute(session.burst)):
             if shapes:
                 with pytest.raises(GeneralFailure, match="shape"):
@@ -529,26 +535,16 @@ def test_timeout_that_is_none_is_refused_everywhere(scripted: tuple[Service, Scr
         queue.close()
 
 
-def test_zero_is_what_is_ready_now(until_refused: tuple[nnburst.Session, threading.Event]) -> None:
-    session, refused = until_refused
-    step = Execution(session.compilation)
-    step.set_input(0, ONE)
-    step.set_output(0, np.zeros(4, np.float32))
+def test_zero_is_what_is_ready_now(waits: nnburst.Session, refused: threading.Event) -> None:
+    step = ready(waits.compilation, ONE, np.zeros(4, np.float32))
     step.set_timeout(0)
     with pytest.raises(MissedDeadline):
-        step.burst_compute(session.burst)
-    with pytest.raises(MissedDeadline), session.service.session("until_refused", timeout=0) as other:
+        step.burst_compute(waits.burst)
+    with pytest.raises(MissedDeadline), waits.service.session("until_refused", timeout=0) as other:
         other.run(None, {"x": ONE})
     refused.set()
     with pytest.raises(MissedDeadline):
         nnburst.launch(devices=["nnburst-noop"], open_timeout=0)
-
-
-def test_opening_on_a_service_that_does_not_answer_has_a_deadline() -> None:
-    with nnburst.launch(devices=["nnburst-reference"]) as service:
-        with stopped(service.pid), pytest.raises(MissedDeadline):
-            service.session(relu(), open_timeout=0.05)
-        assert service.session(relu(), open_timeout=None).run(None, {"x": ONE})[0][0] == 1
 
 
 # ---- shapes by the names of dimensions -----------------------------------------------------------------------------
@@ -570,12 +566,8 @@ def named(a, b):
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nnburst.Session]:
-    (tmp_path / "named_function.py").write_text(NAMED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with nnburst.in_process(devices=["nnburst-function:call=named_function:named"]) as service:
-        with service.session("named") as session:
-            yield session
-    sys.modules.pop("named_function", None)
+    with of_function(tmp_path, monkeypatch, "named", NAMED) as session:
+        yield session
 
 
 @pytest.mark.parametrize(
@@ -630,8 +622,7 @@ def test_names_that_a_file_uses_for_two_things_say_nothing_about_outputs(
     x, z = b.input("x", F, (0, 4)), b.input("z", F, (0, 4))
     b.output("y", b.add(x, z))
     found = ImportedModel(b.build(), ("",), (("n", 4), ("n", 4)), (("n", 4),))
-    with Compilation(found, service) as compilation:
-        compilation.finish()
+    with compiled(found, service) as compilation:
         with Burst(compilation) as burst:
             assert burst.bind(shapes={"n": 2}).outputs["y"].shape == (2, 4)
             assert burst.bind(shapes={"x": (2, 4), "z": (2, 4)}).outputs["y"].shape == (2, 4)
@@ -773,12 +764,9 @@ def test_run_that_failed_says_so_though_another_one_overtakes_it_then(
         assert bound.result[0] is ErrorStatus.NONE
 
 
-def test_result_of_the_last_run_is_not_that_of_one_before(
-    until_refused: tuple[nnburst.Session, threading.Event],
-) -> None:
-    session, refused = until_refused
+def test_result_of_the_last_run_is_not_that_of_one_before(waits: nnburst.Session, refused: threading.Event) -> None:
     refused.set()
-    with session.bind(shapes={"n": 4}) as bound:
+    with waits.bind(shapes={"n": 4}) as bound:
         bound.run()
         assert bound.result[0] is ErrorStatus.NONE
         refused.clear()
@@ -797,8 +785,7 @@ def test_result_of_the_last_run_is_not_that_of_one_before(
 def test_memory_of_the_device_knows_nothing_after_a_forged_answer(scripted: tuple[Service, Scripted]) -> None:
     """Shared memory stands in for the device's, so the answer alone says what was written."""
     service, prepared = scripted
-    with Compilation(relu(), service) as compilation:
-        compilation.finish()
+    with compiled(relu(), service) as compilation:
         desc = MemoryDesc()
         desc.add_output_role(compilation, 0)
         desc.finish()
@@ -846,9 +833,7 @@ def test_reason_of_a_failure_is_in_the_exception(scripted: tuple[Service, Script
     service, prepared = scripted
     prepared.hooks["execute"] = lambda request: Failure(ErrorStatus.GENERAL_FAILURE, "the third weight is odd")
     with service.session(relu()) as session:
-        step = Execution(session.compilation, reusable=True)
-        step.set_input(0, ONE)
-        step.set_output(0, np.zeros(4, np.float32))
+        step = ready(session.compilation, ONE, np.zeros(4, np.float32), reusable=True)
         with pytest.raises(GeneralFailure, match="GENERAL_FAILURE: the third weight is odd"):
             step.compute()
 
@@ -890,8 +875,7 @@ def test_reason_of_a_failure_on_the_burst_is_asked_for(scripted: tuple[Service, 
 def test_arguments_that_cannot_be_laid_out_leave_no_memory(scripted: tuple[Service, Scripted]) -> None:
     """Also while the exception, with all its frames, is still at hand."""
     service, _ = scripted
-    with Compilation(relu(), service) as compilation:
-        compilation.finish()
+    with compiled(relu(), service) as compilation:
         desc = MemoryDesc()
         desc.add_output_role(compilation, 0)
         desc.finish()

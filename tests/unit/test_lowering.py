@@ -47,6 +47,7 @@ from nnburst.devices.onnxruntime.library import onnx
 from nnburst.devices.onnxruntime.lowering import Lowering
 from nnburst.devices.onnxruntime.operations import LOWERED
 from nnburst.nnapi import Compilation
+from support.models import compiled
 
 NUMBERS = (
     "0 .5 1 1.5 2.5 1e-45 1e-38 6e-8 1e-5 9.01 20 88 89 104 255.5 256 65504 65536 1e5 16777217 2147483520 3e38 inf"
@@ -71,12 +72,15 @@ def one(operation: O, *arguments: Any, kind: T = F32, outputs: list[Output] | No
     return b.build(), inputs
 
 
-def agrees(operation: O, *arguments: Any, kind: T = F32, outputs: list[Output] | None = None) -> None:
-    model, inputs = one(operation, *arguments, kind=kind, outputs=outputs)
-    with np.errstate(all="ignore"):
-        status, found, _ = run_model(model, inputs)
-        assert status is ErrorStatus.NONE
-        assert check_lowered(model, inputs, status, found), Lowering(model, LOWERED).reasons
+def agrees(operation: O, *arguments: Any, **options: Any) -> None:
+    compare(*one(operation, *arguments, **options))
+
+
+def lowered(model: Model, inputs: list[Array]) -> list[Array]:
+    """Results of the device that lowers."""
+    device = lowering_device()
+    assert device is not None
+    return run_on(device, model, inputs)[1]
 
 
 @pytest.mark.parametrize("kind", [F32, T.TENSOR_FLOAT16])
@@ -108,9 +112,7 @@ def test_quantizing_rounds_halves_away_from_zero(scale: float, zero_point: int) 
         _, (found,), _ = run_model(model, inputs)
         wanted = np.clip(np.trunc(x / np.float64(scale) + np.copysign(0.5, x)) + zero_point, 0, 255)
     np.testing.assert_array_equal(found, wanted)
-    device = lowering_device()
-    assert device is not None
-    np.testing.assert_array_equal(run_on(device, model, inputs)[1][0], wanted)  # to the bit, not within 1
+    np.testing.assert_array_equal(lowered(model, inputs)[0], wanted)  # to the bit, not within 1
 
 
 def products(kind: str, filter_: Array, per_channel: bool) -> tuple[Model, list[Array]]:
@@ -133,8 +135,6 @@ def test_extreme_products_do_not_saturate(monkeypatch: pytest.MonkeyPatch, signe
     if signed and not lowering._multiplies_signed():
         pytest.skip("needs VNNI")
     monkeypatch.setattr(lowering, "_multiplies_signed", lambda: signed)
-    device = lowering_device()
-    assert device is not None
     shapes = {"conv_2d": [(32, 1, 1, 64), (32, 3, 3, 64)], "depthwise_conv_2d": [(1, 3, 3, 64)]}
     for kind, each in {**shapes, "fully_connected": [(16, 64)]}.items():
         for shape, extreme, per_channel in itertools.product(each, (127, -127), (False, True)):
@@ -144,7 +144,7 @@ def test_extreme_products_do_not_saturate(monkeypatch: pytest.MonkeyPatch, signe
             status, (wanted,), _ = run_on(ReferenceDevice(), model, inputs)
             assert status is ErrorStatus.NONE
             assert 200 in wanted if extreme > 0 else 0 in wanted
-            np.testing.assert_array_equal(run_on(device, model, inputs)[1][0], wanted)
+            np.testing.assert_array_equal(lowered(model, inputs)[0], wanted)
             graph = onnx().ModelProto.FromString(Lowering(model, LOWERED).graph()[0])
             types = {tensor.data_type for tensor in graph.graph.initializer}
             assert (onnx().TensorProto.INT8 in types) == signed  # what is unsigned is exact on any processor
@@ -163,10 +163,8 @@ def test_large_weights_of_any_length_come_out_of_the_file_beside_the_graph_as_th
     for size, x in zip(sizes, inputs, strict=True):
         b.output(f"y{size}", b.add(x, b.constant(np.arange(size, dtype=np.float32) + size)))
     model = b.build()
-    device = lowering_device()
-    assert device is not None
     assert Lowering(model, LOWERED).graph()[1]
-    _, outputs, _ = run_on(device, model, [np.zeros(size, np.float32) for size in sizes])
+    outputs = lowered(model, [np.zeros(size, np.float32) for size in sizes])
     for size, found in zip(sizes, outputs, strict=True):
         np.testing.assert_array_equal(found, np.arange(size) + size)
 
@@ -264,8 +262,7 @@ def test_large_models_are_lowered_and_small_ones_stay(
 
 def test_a_named_device_gets_what_it_can_run_however_small(devices: list[Device]) -> None:
     lowering = device_of(devices, "nnburst-onnxruntime")
-    with Compilation(network(16), [lowering]) as compilation:
-        compilation.finish()
+    with compiled(network(16), [lowering]) as compilation:
         assert compilation.report.steps[0].device == lowering.name
     with Compilation(network(16, sorts=True), [lowering]) as compilation:
         with pytest.raises(GeneralFailure, match="nnburst-onnxruntime lacks REDUCE_PROD"):
@@ -273,9 +270,6 @@ def test_a_named_device_gets_what_it_can_run_however_small(devices: list[Device]
 
 
 # ---- each operation in each of its types ---------------------------------------------------------------------------
-
-
-pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
 
 
 U, N, S = 3, 2, 3
@@ -449,10 +443,7 @@ def compare(model: Model, inputs: list[Array]) -> None:
         assert status is ErrorStatus.NONE
         assert check_lowered(model, inputs, status, wanted), Lowering(model, LOWERED).reasons
         if model.main.operations[0].type in EXACT:
-            device = lowering_device()
-            assert device is not None
-            _, found, _ = run_on(device, model, inputs)
-            for index, out, want in zip(model.main.output_indexes, found, wanted, strict=True):
+            for index, out, want in zip(model.main.output_indexes, lowered(model, inputs), wanted, strict=True):
                 if not operand_info(model.main.operands[index].type).is_float:
                     np.testing.assert_array_equal(out, want)
 
@@ -492,8 +483,7 @@ def test_a_default_service_gives_a_model_with_enough_work_to_onnxruntime_unasked
     quantised: bool,
 ) -> None:
     model, (image,) = mobilenet(quantised, size=64)
-    with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
-        compilation.finish()
+    with nnburst.launch() as service, compiled(model, service) as compilation:
         (step,) = compilation.report.steps
         assert (step.device, step.operations) == ("nnburst-onnxruntime", tuple(range(len(model.main.operations))))
         with nnburst.Session(model, service=service) as session:
@@ -505,9 +495,9 @@ def test_a_default_service_gives_a_model_with_enough_work_to_onnxruntime_unasked
 
 def share_of_differences(model: Model, inputs: list[Array]) -> float:
     """How many elements of the last result differ, which they may by 1."""
-    device = lowering_device()
-    assert device is not None
-    wanted, found = (run_on(each, model, inputs)[1][-1].astype(int) for each in (ReferenceDevice(), device))
+    wanted, found = (
+        each[-1].astype(int) for each in (run_on(ReferenceDevice(), model, inputs)[1], lowered(model, inputs))
+    )
     assert np.abs(wanted - found).max() <= 1
     return float((wanted != found).mean())
 

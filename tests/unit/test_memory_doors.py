@@ -80,6 +80,8 @@ def test_REQ_MEM_116_read_only_pools_export_read_only(read_only: Memory, door: s
     assert not np.asarray(view).flags.writeable
     with pytest.raises((TypeError, ValueError)):
         view[0] = 1
+    with pytest.raises(ValueError):
+        np.asarray(view).flags.writeable = True
 
 
 @pytest.mark.parametrize("door", DOORS)

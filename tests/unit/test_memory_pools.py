@@ -30,6 +30,7 @@ from nnburst.memory.kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from nnburst.memory.staging import open_request
 from nnburst.model import Request
 from nnburst.model.types import DataLocation, RequestArgument
+from support.models import compiled
 from support.processes import mappings
 from support.waiting import PATIENCE, without_collector
 
@@ -68,12 +69,7 @@ def test_ashmem_starts_zeroed_and_views_share_it() -> None:
 def test_closed_pool_is_bad_state() -> None:
     memory = Memory.ashmem(10)
     memory.close()
-    for look in (
-        lambda: memory.array("u1", (1,)),
-        lambda: memory.buffer,
-        lambda: memory.fds,
-        lambda: memory.identity,
-    ):
+    for look in (lambda: memory.fds, lambda: memory.identity):
         with pytest.raises(BadState):
             look()
     assert memory.handle == MemoryHandle("ashmem", 10)
@@ -90,15 +86,6 @@ def test_mmap_fd_hides_the_page_slop(file: Any) -> None:
 def test_mmap_fd_leaves_the_callers_descriptor_alone(file: Any) -> None:
     Memory.mmap_fd(file.fileno(), 10).close()
     os.fstat(file.fileno())
-
-
-def test_read_only_pool_gives_read_only_views(file: Any) -> None:
-    with open(f"/proc/self/fd/{file.fileno()}", "rb") as f, Memory.mmap_fd(f.fileno(), 10, prot=PROT_READ) as memory:
-        view = memory.array("u1", (10,))
-        assert not view.flags.writeable
-        assert memory.buffer.readonly
-        with pytest.raises(ValueError):
-            view.flags.writeable = True
 
 
 ALL_RIGHTS = PROT_READ | PROT_WRITE
@@ -497,8 +484,7 @@ WAYS: dict[str, Callable[[nnburst.Execution, nnburst.nnapi.Burst], object]] = {
 @pytest.mark.parametrize("which", ["input", "output"])
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_closed_before_the_run_is_named_by_its_argument(service: nnburst.Service, way: str, which: str) -> None:
-    with nnburst.nnapi.Compilation(model(), service.devices) as compilation:
-        compilation.finish()
+    with compiled(model(), service.devices) as compilation:
         with nnburst.nnapi.Burst(compilation) as burst, Memory.ashmem(NBYTES) as x, Memory.ashmem(NBYTES) as y:
             execution = nnburst.nnapi.Execution(compilation)
             execution.set_input_from_memory(0, x, offset=0, length=NBYTES)

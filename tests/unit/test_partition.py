@@ -42,7 +42,7 @@ from nnburst.model.performance import NEVER, operation_cost
 from nnburst.model.types import NO_TIMING, DataLocation, PerformanceInfo, RequestArgument
 from nnburst.model.validate import validate_model
 from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
-from support.models import built, doubling_model, relu
+from support.models import built, compiled, doubling_model, relu
 from support.services import in_process
 from support.waiting import PATIENCE
 
@@ -96,13 +96,6 @@ def wanted(x: Any) -> tuple[Any, Any]:
 def cut_in_two(kind: type[Only] = Only) -> list[Any]:
     """The devices of its parts."""
     return [kind("test-add", O.ADD), kind("test-mul", O.MUL)]
-
-
-@contextlib.contextmanager
-def compiled(model: Model, devices: Sequence[Device]) -> Iterator[Compilation]:
-    with Compilation(model, devices) as compilation:
-        compilation.finish()
-        yield compilation
 
 
 @pytest.fixture(params=["local", "service", "two services", "mixed"])

@@ -165,25 +165,17 @@ def test_axes_of_a_shape_that_a_service_tells_are_limited() -> None:
                 protocol.decode_reply(execute, body)
 
 
-EDGES = {
-    "buffer of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "buffer": n}]}, 0, 2**31 - 1),
-    "rights of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "prot": n}]}, 0, 255),
-    "descriptors of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "n_fds": n}]}, 0, 8),
-}
 _POOL = {"kind": "", "size": 0, "prot": 0, "offset": 0}
 
 
-@pytest.mark.parametrize("what", EDGES)
-def test_numbers_of_requests_are_read_up_to_their_limits(what: str) -> None:
-    make, changes, least, most = EDGES[what]
-    for number in (least, most):
-        protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
-    for number in (least - 1, most + 1):
-        with pytest.raises(Malformed):
-            protocol.decode_request(msgspec.msgpack.encode(make(**changes(number))), Side.SERVICE)
+def _pool_with(**changes: int) -> object:
+    return _request_with(pools=[{**_POOL, **changes}])
 
 
-REPLIES = {
+EDGES: dict[str, tuple[type[Message] | None, Callable[[int], object], int, int]] = {
+    "buffer of a pool": (None, lambda n: _pool_with(buffer=n), 0, 2**31 - 1),
+    "rights of a pool": (None, lambda n: _pool_with(prot=n), 0, 255),
+    "descriptors of a pool": (None, lambda n: _pool_with(n_fds=n), 0, 8),
     "status of an execution": (
         protocol.Execute,
         lambda n: {"call": "execute.reply", "status": n, "output_shapes": [], "timing": {}},
@@ -194,17 +186,25 @@ REPLIES = {
     "id": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": 1, "id": n}, 1, 2**31 - 1),
     "number": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": n, "id": 1}, 0, 2**32 - 1),
 }
+"""The request that a message answers, None for a request; how it is made of a number; the least and the most."""
 
 
-@pytest.mark.parametrize("what", REPLIES)
-def test_numbers_of_replies_are_read_up_to_their_limits(what: str) -> None:
-    request, make, least, most = REPLIES[what]
-    call = CALL_BY_REQUEST[request]
+@pytest.mark.parametrize("what", EDGES)
+def test_numbers_are_read_up_to_their_limits(what: str) -> None:
+    answered, make, least, most = EDGES[what]
+
+    def decode(number: int) -> None:
+        body = msgspec.msgpack.encode(make(number))
+        if answered is None:
+            protocol.decode_request(body, Side.SERVICE)
+        else:
+            protocol.decode_reply(CALL_BY_REQUEST[answered], body)
+
     for number in (least, most):
-        protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
+        decode(number)
     for number in (least - 1, most + 1):
         with pytest.raises(Malformed):
-            protocol.decode_reply(call, msgspec.msgpack.encode(make(number)))
+            decode(number)
 
 
 def test_status_of_an_error_is_one_that_may_be_sent() -> None:

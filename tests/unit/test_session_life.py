@@ -28,7 +28,7 @@ from nnburst.model import Request
 from nnburst.model.types import DataLocation, DeviceStatus, RequestArgument
 from nnburst.runtime.run import permits
 from nnburst.service.wire.protocol import ListDevices
-from support.models import counter, relu
+from support.models import compiled, counter, ready, relu
 from support.processes import stop, stopped
 from support.waiting import PATIENCE, Background, handling, until, without_collector
 
@@ -298,30 +298,20 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread(monkeypatch
         assert not any(name.startswith("nnburst-client-reader") for name in calling)
 
 
-def test_sessions_that_are_dropped_end_their_listeners() -> None:
+@pytest.mark.parametrize("what", ["sessions", "bursts of nnapi"])
+def test_what_is_dropped_ends_its_listeners(what: str) -> None:
     before = set(threading.enumerate())
-    with nnburst.in_process(devices=["nnburst-reference"]) as service:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, compiled(relu(), service) as compilation:
         for _ in range(3):
-            session = service.session(relu())
-            session.run(None, ONE)
-            _Cycle(session)
-            del session
-        gc.collect()
-        until(lambda: set(threading.enumerate()) <= before)
-
-
-def test_nnapi_bursts_that_are_dropped_end_their_listeners() -> None:
-    before = set(threading.enumerate())
-    with nnburst.in_process(devices=["nnburst-reference"]) as service:
-        compilation = nnburst.nnapi.Compilation(relu(), service)
-        compilation.finish()
-        for _ in range(3):
-            burst = nnburst.nnapi.Burst(compilation)
-            execution = nnburst.nnapi.Execution(compilation)
-            execution.set_input(0, ONE["x"])
-            execution.set_output(0, np.zeros(4, np.float32))
-            execution.burst_compute(burst)
-            del burst, execution
+            if what == "sessions":
+                session = service.session(relu())
+                session.run(None, ONE)
+                _Cycle(session)
+                del session
+            else:
+                burst = nnburst.nnapi.Burst(compilation)
+                ready(compilation, ONE["x"], np.zeros(4, np.float32)).burst_compute(burst)
+                del burst
         gc.collect()
         until(lambda: set(threading.enumerate()) <= before)
 

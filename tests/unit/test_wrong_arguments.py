@@ -36,7 +36,7 @@ from nnburst.options import SessionKeywords
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process.discovery import claim
 from nnburst.service.process.launch import start_child
-from support.models import relu
+from support.models import compiled, relu
 from support.users import as_user
 
 X = np.ones(4, np.float32)
@@ -105,8 +105,6 @@ NO_MODEL = "give a path.* torch.*@nnburst.declare"
         (lambda s: s.bind(initial_state={"x": X}), "needs state"),
         (lambda s: Memory.ashmem(4.0), "whole number of bytes"),
         (lambda s: Memory.ashmem("4"), "whole number of bytes"),
-        (lambda s: nnburst.launch(open_timeout=math.nan), "timeout"),
-        (lambda s: nnburst.launch(open_timeout=-1), "timeout"),
         (lambda s: nnburst.launch(devices=[]), "at least one device"),
         (lambda s: nnburst.in_process(devices=[]), "at least one device"),
         (lambda s: nnburst.in_process(devices=None), "devices=None"),
@@ -300,8 +298,7 @@ def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
         yield "open one in each process.*nnburst serve.*connect", session
         yield "in each process", execution
     yield "launch one in each process.*nnburst serve.*connect", service
-    with nnburst.nnapi.Compilation(relu((2, 3)), service) as compilation:
-        compilation.finish()
+    with compiled(relu((2, 3)), service) as compilation:
         yield "in each process", compilation
         with nnburst.nnapi.Burst(compilation) as burst:
             yield "in each process", burst
