@@ -13,7 +13,6 @@ from .devices.interfaces import Needs as Needs
 from .errors import BadState as BadState
 from .errors import DeadObject as DeadObject
 from .errors import DeviceUnavailable as DeviceUnavailable
-from .errors import ErrorStatus as ErrorStatus
 from .errors import GeneralFailure as GeneralFailure
 from .errors import InvalidArgument as InvalidArgument
 from .errors import MissedDeadline as MissedDeadline

@@ -194,7 +194,7 @@ def error_for(status: ErrorStatus, message: str, output_shapes: Sequence[OutputS
         output_shapes: Needed shapes, used only for ``OUTPUT_INSUFFICIENT_SIZE``.
 
     Example:
-        >>> nnburst.errors.error_for(nnburst.ErrorStatus.BAD_STATE, "it is closed")
+        >>> nnburst.errors.error_for(nnburst.errors.ErrorStatus.BAD_STATE, "it is closed")
         BadState('it is closed')
     """
     if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:

@@ -8,7 +8,8 @@ import numbers
 import operator
 import os
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
@@ -23,6 +24,7 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
+from ..options import SessionKeywords
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,3 +160,30 @@ def member(kind: type[E], value: object, what: str) -> E:
     except (KeyError, ValueError):
         choices = ", ".join(repr(each.name.lower()) for each in kind)
         raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None
+
+
+def one_of(value: T, what: str, words: Collection[object]) -> T:
+    """Return a value that is one of the words; `InvalidArgument` that names them for any other value."""
+    if not isinstance(value, str | tuple) or value not in words:
+        raise InvalidArgument(f"{what}={value!r}; choose {' or '.join(map(repr, words))}")
+    return value
+
+
+def keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Have `function` name its nearest keyword for one that it does not have, and all for a value without a keyword."""
+    code, name = function.__code__, function.__qualname__.removesuffix(".__init__")
+    known = [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
+    known += SessionKeywords.__annotations__ if "options" in function.__annotations__ else ()
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        wrong = next((f"{each}=" for each in kwargs if each not in known), "")
+        if wrong or len(args) > code.co_argcount:
+            from difflib import get_close_matches
+
+            near = get_close_matches(wrong, known, 1) or known[code.co_argcount :]
+            takes = ", ".join(f"{each}=" for each in near)
+            raise InvalidArgument(f"{name}() takes {takes}, not {wrong or 'a value without its keyword'}")
+        return function(*args, **kwargs)
+
+    return call

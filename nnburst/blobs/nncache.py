@@ -11,7 +11,10 @@ import logging
 import os
 import threading
 import weakref
+from itertools import product
+from typing import get_args
 
+from .._core.errno import one_of
 from .._core.leaving import abandon_when_forked
 from .table import Allocator, BlobCache, BlobFileError, Policy, Writable, pack_blobs, read_blob_file, write_blob_file
 
@@ -54,7 +57,7 @@ class NNCache:
         _all[id(self)] = self
         abandon_when_forked(self)
 
-    def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy | None = None) -> None:
+    def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy = ("random", "halve")) -> None:
         """Set limits and policy, which apply from the first use until `terminate`.
 
         A second call without `terminate` keeps the limits that are in use.
@@ -63,11 +66,18 @@ class NNCache:
             max_key: Most bytes of a key.
             max_value: Most bytes of a value.
             max_total: Most bytes of all keys and values together.
-            policy: Rule for the entries to drop when the cache is full.
+            policy: Entries to drop first when the cache is full, ``"random"`` or ``"lru"`` (least recently used); and
+                the amount. ``"halve"``: down to half of the limit; a new entry that still does not fit is dropped.
+                ``"fit"``: just as much as the new entry needs. ``"fit_halve"``: down to half of the limit, and further
+                until the new entry fits.
+
+        Raises:
+            InvalidArgument: No such policy.
         """
+        one_of(policy, "policy", [*product(*map(get_args, get_args(Policy)))])
         with self._lock:
             if self._cache is None:
-                self._limits = max_key, max_value, max_total, policy or Policy()
+                self._limits = max_key, max_value, max_total, policy
 
     def set_cache_filename(self, name: str | os.PathLike[str]) -> None:
         """Set the file of the cache. It is read at the first use.
@@ -173,16 +183,15 @@ class NNCache:
         if self._limits is None:
             return None
         if self._cache is None:
-            max_key, max_value, max_total, policy = self._limits
-            self._cache = BlobCache(max_key, max_value, max_total, policy)
+            self._cache = BlobCache(*self._limits)
             if self._filename:
-                self._load(self._cache, max_total)
+                self._load(self._cache)
         return self._cache
 
-    def _load(self, cache: BlobCache, max_total: int) -> None:
+    def _load(self, cache: BlobCache) -> None:
         try:
             # The smallest entry, of two bytes, takes ten bytes in the file, so a larger file cannot be ours.
-            data = read_blob_file(self._filename, 5 * max_total + 4096)
+            data = read_blob_file(self._filename, 5 * cache.max_total + 4096)
             cache.unflatten(data, build=self._build, key=self._key)
         except FileNotFoundError:
             pass

@@ -13,7 +13,6 @@ where only the device can write. The file is read into memory, and the code chec
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
 import hmac
 import os
@@ -22,37 +21,16 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
-from msgspec import Struct
 
 Writable = bytearray | memoryview
 Allocator = Callable[[int], Writable | None]
 
 
-class Select(enum.Enum):
-    """The rule for the entry that is dropped first."""
-
-    RANDOM = "random"
-    LRU = "lru"
-
-
-class Capacity(enum.Enum):
-    """The rule for the amount to drop once the cache is full."""
-
-    HALVE = "halve"
-    """Evict down to half of the limit. A new entry that still does not fit is dropped."""
-    FIT = "fit"
-    """Evict just as much as the new entry needs."""
-    FIT_HALVE = "fit_halve"
-    """Evict down to half of the limit, and further until the new entry fits."""
-
-
-class Policy(Struct, frozen=True):
-    """The rules of eviction."""
-
-    select: Select = Select.RANDOM
-    capacity: Capacity = Capacity.HALVE
+Policy = tuple[Literal["random", "lru"], Literal["halve", "fit", "fit_halve"]]
+"""The rules of eviction: see `NNCache.initialize`."""
 
 
 class BlobCache:
@@ -62,13 +40,14 @@ class BlobCache:
         max_key: Most bytes of a key.
         max_value: Most bytes of a value.
         max_total: Most bytes of all keys and values together.
+        policy: The rules of eviction.
     """
 
     def __init__(
-        self, max_key: int, max_value: int, max_total: int, policy: Policy | None = None, *, seed: int | None = None
+        self, max_key: int, max_value: int, max_total: int, policy: Policy, *, seed: int | None = None
     ) -> None:
         self.max_key, self.max_value, self.max_total = max_key, max_value, max_total
-        self.policy = policy or Policy()
+        self._select, self._capacity = policy
         self._random = random.Random(seed)
         self._values: dict[bytes, bytes] = {}
         """Entries in the order of their last use, the least recent first."""
@@ -80,7 +59,7 @@ class BlobCache:
         """Store a value. Does nothing if key, value or both together are empty or too large.
 
         The old value stays if the new one is too large. Later values may evict the new
-        one; under `Capacity.HALVE` it may be dropped at once.
+        one; under the capacity "halve" it may be dropped at once.
         """
         if not (0 < len(key) <= self.max_key and 0 < len(value) <= self.max_value):
             return
@@ -175,15 +154,15 @@ class BlobCache:
 
     def _make_room(self, key: bytes, needed: int) -> bool:
         """Evict entries by the policy. Return True if an entry of `needed` bytes fits afterwards."""
-        capacity, half = self.policy.capacity, self.max_total // 2
-        if capacity is Capacity.HALVE and self._total <= half:
+        capacity, half = self._capacity, self.max_total // 2
+        if capacity == "halve" and self._total <= half:
             return False
         victims = list(self._values)
-        if self.policy.select is Select.RANDOM:
+        if self._select == "random":
             self._random.shuffle(victims)
         for victim in victims:
-            over_half = capacity is not Capacity.FIT and self._total > half
-            no_fit = capacity is not Capacity.HALVE and self._total + needed - self._size_of(key) > self.max_total
+            over_half = capacity != "fit" and self._total > half
+            no_fit = capacity != "halve" and self._total + needed - self._size_of(key) > self.max_total
             if not over_half and not no_fit:
                 break
             self._remove(victim)

@@ -1,11 +1,5 @@
-from .descriptor import Dialect as Dialect
-from .descriptor import Flavour as Flavour
 from .descriptor import Grantor as Grantor
 from .descriptor import MQDescriptor as MQDescriptor
-from .descriptor import unpack_grantors as unpack_grantors
-from .event_flag import NOT_EMPTY as NOT_EMPTY
-from .event_flag import NOT_FULL as NOT_FULL
 from .event_flag import EventFlag as EventFlag
 from .queue import MemTransaction as MemTransaction
 from .queue import MessageQueue as MessageQueue
-from .queue import QueueError as QueueError

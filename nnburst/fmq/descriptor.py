@@ -9,11 +9,12 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from .._core._nnburst import lib
+from .._core.errno import one_of
 from .._core.fds import FdSet
 from .._core.leaving import Closing
 from ..errors import InvalidArgument
@@ -63,13 +64,8 @@ class Grantor(NamedTuple):
     extent: int
 
 
-class Dialect(enum.Enum):
-    """Binary forms of a grantor that libfmq knows; the value is its `struct` format."""
-
-    HIDL = "<IIIxxxxQ"
-    """Unsigned flags, fdIndex, offset and extent; 24 bytes."""
-    AIDL = "<iiq"
-    """Signed fdIndex, offset and extent, no flags; 16 bytes."""
+Dialect = Literal["hidl", "aidl"]
+_FORMATS = {"hidl": "<IIIxxxxQ", "aidl": "<iiq"}
 
 
 _F_SEAL_FUTURE_WRITE = 0x10  # Python 3.13 has it in the module `fcntl`.
@@ -85,28 +81,6 @@ def _grantor(index: int, parts: Sequence[int]) -> Grantor:
     return Grantor(*parts)
 
 
-def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
-    """Return grantors from their binary form, the reverse of `MQDescriptor.pack_grantors`.
-
-    Args:
-        data: Grantors, one after the other.
-        dialect: Their binary form.
-
-    Raises:
-        InvalidArgument: The length is not a multiple of a grantor's, or a field is negative.
-
-    Example:
-        >>> from nnburst.fmq import Dialect, unpack_grantors
-        >>> unpack_grantors(bytes(16), Dialect.AIDL)
-        (Grantor(flags=0, fd_index=0, offset=0, extent=0),)
-    """
-    size = struct.calcsize(dialect.value)
-    if len(data) % size:
-        raise InvalidArgument(f"{len(data)} bytes are not a whole number of {size}-byte {dialect.name} grantors")
-    rows = struct.iter_unpack(dialect.value, data)
-    return tuple(_grantor(i, row if dialect is Dialect.HIDL else (0, *row)) for i, row in enumerate(rows))
-
-
 class MQDescriptor(Closing):
     """A description of a queue with which a peer attaches. It owns its file descriptors.
 
@@ -117,7 +91,7 @@ class MQDescriptor(Closing):
         grantors: At least three `Grantor` or (flags, fd_index, offset, extent).
         fds: File descriptors, owned by this object from now on, even if the arguments are refused.
         quantum: Size of an element in bytes.
-        flags: `Flavour` of the queue.
+        flags: Flavour of the queue: 1 synchronized, 2 unsynchronized.
         dtype: Type of the elements, if known; a hint that never crosses a trust boundary.
 
     Raises:
@@ -181,16 +155,35 @@ class MQDescriptor(Closing):
         """Return the grantors in a binary form of libfmq.
 
         Args:
-            dialect: HIDL or AIDL.
+            dialect: ``"hidl"``: unsigned flags, fdIndex, offset and extent, 24 bytes. ``"aidl"``: signed fdIndex,
+                offset and extent, no flags, 16 bytes.
 
         Raises:
             InvalidArgument: A number does not fit the dialect (AIDL is signed: offsets end at 2**31 - 1).
         """
-        rows = (g if dialect is Dialect.HIDL else g[1:] for g in self.grantors)
+        form = _FORMATS[one_of(dialect, "dialect", _FORMATS)]
         try:
-            return b"".join(struct.pack(dialect.value, *row) for row in rows)
+            return b"".join(struct.pack(form, *(g if dialect == "hidl" else g[1:])) for g in self.grantors)
         except struct.error as error:
-            raise InvalidArgument(f"the queue is too large for {dialect.name} descriptors: {error}") from error
+            raise InvalidArgument(f"the queue is too large for {dialect} descriptors: {error}") from error
+
+    @staticmethod
+    def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
+        """Return grantors from their binary form, the reverse of `pack_grantors`.
+
+        Args:
+            data: Grantors, one after the other.
+            dialect: Their binary form.
+
+        Raises:
+            InvalidArgument: The length is not a multiple of a grantor's, or a field is negative.
+        """
+        form = _FORMATS[one_of(dialect, "dialect", _FORMATS)]
+        size = struct.calcsize(form)
+        if len(data) % size:
+            raise InvalidArgument(f"{len(data)} bytes are not a whole number of {size}-byte {dialect} grantors")
+        rows = struct.iter_unpack(form, data)
+        return tuple(_grantor(i, row if dialect == "hidl" else (0, *row)) for i, row in enumerate(rows))
 
     def close(self) -> None:
         """Close the file descriptors. Idempotent; queues that were attached stay attached."""

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, ClassVar
 
 from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
 from .._core.errno import check
 from .._core.leaving import Closing
 from ..errors import BadState, InvalidArgument
-
-NOT_FULL: int = lib.NNB_EVENT_NOT_FULL
-"""Bit for "room was made" in the blocking calls of a queue."""
-NOT_EMPTY: int = lib.NNB_EVENT_NOT_EMPTY
-"""Bit for "data has come" in the blocking calls of a queue."""
 
 _ALL_BITS = 0xFFFFFFFF
 
@@ -33,14 +28,18 @@ class EventFlag(Closing):
         InvalidArgument: The queue has no event word, or the buffer is read-only, too small or misaligned.
 
     Example:
-        >>> from nnburst.fmq import NOT_EMPTY, EventFlag, MessageQueue
+        >>> from nnburst.fmq import EventFlag, MessageQueue
         >>> with MessageQueue(np.uint8, 4) as queue, EventFlag(queue) as flag:
-        ...     flag.wake(NOT_EMPTY)
-        ...     flag.wait(NOT_EMPTY) == NOT_EMPTY
+        ...     flag.wake(flag.NOT_EMPTY)
+        ...     flag.wait(flag.NOT_EMPTY) == flag.NOT_EMPTY
         True
     """
 
     __slots__ = ("_owner", "_word")
+    NOT_FULL: ClassVar[int] = lib.NNB_EVENT_NOT_FULL
+    """Bit for "room was made" in the blocking calls of a queue."""
+    NOT_EMPTY: ClassVar[int] = lib.NNB_EVENT_NOT_EMPTY
+    """Bit for "data has come" in the blocking calls of a queue."""
 
     def __init__(self, source: Any, offset: int = 0) -> None:
         self._word, self._owner = _find_word(source, offset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import errno
 import fcntl
 import operator
@@ -19,7 +18,7 @@ from .._core.leaving import Closing, abandon_when_forked
 from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError
 from ..options import FlavourName, QueueLayout
 from .descriptor import Flavour, Grantor, Layout, MQDescriptor
-from .event_flag import NOT_EMPTY, NOT_FULL, EventFlag
+from .event_flag import EventFlag
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,15 +28,7 @@ Elements = np.ndarray[Any, np.dtype[Any]]
 MAX_COUNT = (1 << 64) - 1
 
 
-class QueueError(enum.IntEnum):
-    """Reasons for a call of the error handler."""
-
-    NONE = 0
-    POINTER_CORRUPTION = 1
-    """A shared counter has a value that no well-behaved peer can give it."""
-
-
-ErrorHandler = Callable[[QueueError, str], object]
+ErrorHandler = Callable[[str], object]
 
 
 def _not_here(_: object) -> Any:
@@ -113,7 +104,8 @@ class MessageQueue(Closing):
     Args:
         dtype: Element type: any NumPy dtype without object fields, also structured.
         count: Capacity in elements; all of it is usable.
-        flavour: ``"synchronized"`` or ``"unsynchronized"``, or a `Flavour`.
+        flavour: ``"synchronized"``: one writer, one reader; a write that does not fit fails. ``"unsynchronized"``: one
+            writer, many readers; a write always succeeds, a slow reader loses overwritten elements.
         event_flag: True for a queue with an event word, which blocking calls need.
         layout: ``"lines"``, ``"stamped"`` or ``"compat"``, or a `Layout`.
         ring_fd: Descriptor of a memory object whose beginning becomes the ring; duplicated. The counters stay in the
@@ -123,7 +115,7 @@ class MessageQueue(Closing):
 
     Attributes:
         dtype: Element type.
-        flavour: Synchronized or not.
+        flavour: ``"synchronized"`` or ``"unsynchronized"``.
         overruns: Number of times that the writer overtook this reader of an unsynchronized queue.
 
     Raises:
@@ -205,7 +197,8 @@ class MessageQueue(Closing):
             check(rc, f"cannot attach to a queue of {len(grantors)} regions in {len(fds)} memory objects")
         self._handle = Handle(out[0], dtype)
         self._own, self._exclusive = own, exclusive
-        self.dtype, self.flavour, self.overruns = dtype, Flavour(own.flags), 0
+        self.dtype, self.overruns = dtype, 0
+        self.flavour: FlavourName = Flavour(own.flags).name.lower()  # type: ignore[assignment]
         self._on_error: ErrorHandler | None = None
         self._region = ffi.new("nnb_mq_region *")
         self._ring: Elements | None = None
@@ -329,8 +322,8 @@ class MessageQueue(Closing):
         data: Any,
         timeout: float | None = None,
         *,
-        read_notification: int = NOT_FULL,
-        write_notification: int = NOT_EMPTY,
+        read_notification: int = EventFlag.NOT_FULL,
+        write_notification: int = EventFlag.NOT_EMPTY,
         event_flag: EventFlag | None = None,
     ) -> None:
         """Append elements as soon as all of them fit, and wake the reader.
@@ -359,8 +352,8 @@ class MessageQueue(Closing):
         timeout: float | None = None,
         *,
         out: Elements | None = None,
-        read_notification: int = NOT_FULL,
-        write_notification: int = NOT_EMPTY,
+        read_notification: int = EventFlag.NOT_FULL,
+        write_notification: int = EventFlag.NOT_EMPTY,
         event_flag: EventFlag | None = None,
     ) -> Elements:
         """Take elements as soon as all of them are there, and wake the writer.
@@ -504,7 +497,7 @@ class MessageQueue(Closing):
         """Set a function that is called whenever the shared counters are found corrupt.
 
         Args:
-            handler: Called with the `QueueError` and a message; None removes it.
+            handler: Called with a message; None removes it.
         """
         self._on_error = handler
 
@@ -518,7 +511,7 @@ class MessageQueue(Closing):
     def __repr__(self) -> str:
         if self.closed:
             return "MessageQueue(closed)"
-        return f"MessageQueue({self.dtype}, {self.capacity}, flavour={self.flavour.name.lower()!r})"
+        return f"MessageQueue({self.dtype}, {self.capacity}, flavour={self.flavour!r})"
 
     def _explain(self, rc: int, what: str, special: dict[int, NNBurstError] | None = None) -> bool:
         """Return False for an expected failure; raise an exception for any other."""
@@ -540,7 +533,7 @@ class MessageQueue(Closing):
 
     def _report(self) -> None:
         if self._on_error is not None:
-            self._on_error(QueueError.POINTER_CORRUPTION, "a shared counter has an impossible value")
+            self._on_error("a shared counter has an impossible value")
 
 
 def _attach(descriptor: MQDescriptor, exclusive: bool) -> MessageQueue:

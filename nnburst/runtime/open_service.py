@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.deadline import Deadline
-from .._core.errno import flag
+from .._core.errno import flag, keywords
 from ..devices.registry import checked_names, create_device
 from ..errors import DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..options import LogLevel, RealTimePolicy, SandboxMode
@@ -24,6 +24,7 @@ _A_MOMENT = 0.05
 """Seconds between two attempts to reach a service that is being started."""
 
 
+@keywords
 def launch(
     *,
     devices: Sequence[str] = DEFAULT_DEVICES,
@@ -105,6 +106,7 @@ def launch(
     )
 
 
+@keywords
 def connect(
     address: str = "nnburst", *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
 ) -> Service:
@@ -153,6 +155,7 @@ def connect(
     return Service(backend, repr(address), again, shared=(elsewhere, open_timeout, trusted))
 
 
+@keywords
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
     """Return a service that runs models in this process, through the same interfaces: for tests and comparisons.
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from .._core.deadline import OPENING, Deadline, checked_timeout
-from .._core.errno import flag, member
+from .._core.errno import flag, keywords, member, one_of
 from .._core.leaving import Closing, Leaving, OneProcess
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model.types import Array, ExecutionPreference, Priority
@@ -64,8 +64,7 @@ class Options(Struct, frozen=True, kw_only=True):
     retry: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.on_death, str) or self.on_death not in ("raise", "restart"):
-            raise InvalidArgument(f"on_death={self.on_death!r}; choose 'raise' or 'restart'")
+        one_of(self.on_death, "on_death", ("raise", "restart"))
         if not isinstance(self.retry, int) or self.retry < 0 or (self.retry and not self.restarts):
             raise InvalidArgument(f"retry={self.retry!r}; give a number from 0, and on_death='restart' with it")
         wanted = self.concurrency
@@ -169,6 +168,7 @@ class Session(OneProcess, Closing):
         "sessions of nnburst.connect(…) pickle"
     )
 
+    @keywords
     def __init__(
         self,
         model: ModelSource,
@@ -255,7 +255,7 @@ class Session(OneProcess, Closing):
     def run(
         self,
         output_names: Sequence[str] | None,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] = {},
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
         """Copy the inputs in, run, copy the outputs out. Any thread; waits while ``concurrency`` other runs are under
@@ -310,7 +310,7 @@ class Session(OneProcess, Closing):
     async def arun(
         self,
         output_names: Sequence[str] | None,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] = {},
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
         """Await a run in asyncio or Trio; arguments as for `run`.
@@ -341,6 +341,7 @@ class Session(OneProcess, Closing):
         except (KeyError, TypeError):
             raise InvalidArgument(f"no outputs {names!r}; this model has {list(self._output_indexes)}") from None
 
+    @keywords
     def bind(
         self,
         *,
@@ -433,8 +434,7 @@ class Session(OneProcess, Closing):
         """
         if not isinstance(batch, int) or batch < 1:
             raise InvalidArgument(f"batch={batch!r}; give a number of rows, 1 or more")
-        if not isinstance(on_error, str) or on_error not in ("raise", "return"):
-            raise InvalidArgument(f"on_error={on_error!r}; choose 'raise' or 'return'")
+        one_of(on_error, "on_error", ("raise", "return"))
         limit = self._timeout if timeout is ... else checked_timeout(timeout)
         from .run.batching import run_many
 

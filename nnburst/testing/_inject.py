@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from .._core.errno import is_real, whole
+from .._core.errno import is_real, one_of, whole
 from ..errors import BadState, InvalidArgument
 from ..service.host.faults import Point
 
@@ -196,14 +196,10 @@ def inject(
             raise InvalidArgument(f"delay={delay!r}; give seconds")
         given.append(("delay", delay))
     if freeze:
-        how = "process" if freeze is True else freeze
-        if not isinstance(how, str) or how not in _FREEZES:
-            raise InvalidArgument(f"freeze={freeze!r}; choose one of {', '.join(_FREEZES)}")
-        given.append((_FREEZES[how], 0))
+        given.append((_FREEZES[one_of("process" if freeze is True else freeze, "freeze", _FREEZES)], 0))
     if len(given) != 1:
         raise InvalidArgument(f"{len(given)} faults are given; give one, and call inject again for another")
-    if at not in get_args(Point):
-        raise InvalidArgument(f"at={at!r}; choose one of {', '.join(get_args(Point))}")
+    one_of(at, "at", get_args(Point))
     ((act, number),) = given
     order = msgspec.json.encode({"point": at, "act": act, "skip": skip, "number": float(number)})
     return Fault(service, order, stops=act == "stop")

@@ -8,22 +8,25 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnburst.blobs import Capacity, NNCache, Policy, Select, nncache
-from nnburst.blobs.table import BlobCache, BlobFileError
+from nnburst import InvalidArgument
+from nnburst.blobs import NNCache, nncache
+from nnburst.blobs.table import BlobCache, BlobFileError, Policy
 from support.processes import run_python
 from support.users import in_forked_child
 from support.waiting import meanwhile, together, until
 
 MAX_KEY, MAX_VALUE, MAX_TOTAL = 6, 8, 13
-POLICIES = [Policy(*pair) for pair in itertools.product(Select, Capacity)]
+CAPACITIES = ["halve", "fit", "fit_halve"]
+POLICIES = [*itertools.product(["random", "lru"], CAPACITIES)]
 
 
-@pytest.fixture(params=POLICIES, ids=lambda p: f"{p.select.value}-{p.capacity.value}")
+@pytest.fixture(params=POLICIES, ids="-".join)
 def policy(request: pytest.FixtureRequest) -> Policy:
     return request.param  # type: ignore[no-any-return]
 
@@ -107,18 +110,18 @@ def test_REQ_CACHE_117_total_is_kept(cache: BlobCache) -> None:
 def test_REQ_CACHE_118_119_one_more_than_fits(cache: BlobCache, policy: Policy) -> None:
     fill(cache)
     cache.set(b"\x06", b"x")
-    if policy.capacity is Capacity.FIT:
+    if policy[1] == "fit":
         assert len(cache) == 6
     else:
         assert len(cache) == 4
-        if policy.select is Select.LRU:
+        if policy[0] == "lru":
             assert set(cache) == {bytes([i]) for i in (3, 4, 5, 6)}
 
 
 def test_REQ_CACHE_120_large_entry_when_full(cache: BlobCache, policy: Policy) -> None:
     fill(cache)
     cache.set(b"\x06", b"x" * MAX_VALUE)
-    if policy.capacity is Capacity.HALVE:
+    if policy[1] == "halve":
         assert value_of(cache, b"\x06") is None
         assert len(cache) == 3
     else:
@@ -126,9 +129,9 @@ def test_REQ_CACHE_120_large_entry_when_full(cache: BlobCache, policy: Policy) -
         assert len(cache) == 3  # two of the small ones fit beside it
 
 
-@pytest.mark.parametrize("capacity", Capacity)
-def test_REQ_CACHE_122_least_recently_used_goes(capacity: Capacity) -> None:
-    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, capacity))
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_REQ_CACHE_122_least_recently_used_goes(capacity: Any) -> None:
+    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, ("lru", capacity))
     fill(cache)
     order = [3, 1, 5, 0, 4, 2]
     for i in order:
@@ -197,10 +200,10 @@ def test_REQ_CACHE_130_E1_E2_cut_off_anywhere(cache: BlobCache) -> None:
 
 
 def test_E3_order_of_use_survives() -> None:
-    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, Capacity.FIT))
+    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, ("lru", "fit"))
     fill(cache)
     cache.get(b"\x00", bytearray(1))
-    other = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, Capacity.FIT))
+    other = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, ("lru", "fit"))
     other.unflatten(flat(cache))
     other.set(b"\x06", b"x")
     assert b"\x00" in other
@@ -242,7 +245,7 @@ def test_E11_key_makes_forgery_impossible(cache: BlobCache) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.binary(max_size=7), st.binary(max_size=9), st.booleans()), max_size=60))
 def test_lru_fit_against_a_model(steps: list[tuple[bytes, bytes, bool]]) -> None:
-    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, Policy(Select.LRU, Capacity.FIT))
+    cache = BlobCache(MAX_KEY, MAX_VALUE, MAX_TOTAL, ("lru", "fit"))
     model: dict[bytes, bytes] = {}
     for key, value, is_get in steps:
         if is_get:
@@ -297,7 +300,13 @@ def test_REQ_CACHE_134_policy_reaches_the_cache(shared: NNCache, policy: Policy)
     for i in range(6):
         shared.set_blob(bytes([i]), bytes([i]))
     shared.set_blob(b"\x06", b"x" * MAX_VALUE)
-    assert (shared.get_blob(b"\x06") > 0) == (policy.capacity is not Capacity.HALVE)
+    assert (shared.get_blob(b"\x06") > 0) == (policy[1] != "halve")
+
+
+@pytest.mark.parametrize("policy", [None, "lru", ("mru", "fit"), ("lru", "all")])
+def test_policy_that_is_none_is_refused(policy: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"choose \('random', 'halve'\) or "):
+        NNCache().initialize(MAX_KEY, MAX_VALUE, MAX_TOTAL, policy)
 
 
 def opened(name: Path | str, key: int = MAX_KEY, value: int = MAX_VALUE, total: int = 100, *policy: Policy) -> NNCache:
@@ -385,7 +394,7 @@ def test_E7_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
 
 
 def test_many_threads(tmp_path: Path) -> None:
-    cache = opened(tmp_path / "blobs", 16, 64, 2000, Policy(Select.LRU, Capacity.FIT))
+    cache = opened(tmp_path / "blobs", 16, 64, 2000, ("lru", "fit"))
 
     def work(n: int) -> None:
         generator = random.Random(n)

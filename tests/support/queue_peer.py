@@ -43,7 +43,7 @@ class Servant:
         self.errors = 0
         self.queue.set_error_handler(self._count)
 
-    def _count(self, kind: int, message: str) -> None:
+    def _count(self, message: str) -> None:
         self.errors += 1
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from nnburst.burst.interfaces import BurstCallback, BurstContext
 from nnburst.burst.polling import DATUM
 from nnburst.devices import PreparedModel
 from nnburst.errors import ErrorStatus
-from nnburst.fmq import NOT_EMPTY, MessageQueue
+from nnburst.fmq import EventFlag, MessageQueue
 from support.waiting import PATIENCE
 
 UINT64_MAX = 2**64 - 1
@@ -129,7 +129,7 @@ class RawBurst:
 
     def wake(self) -> None:
         """Wake the server as a writer does."""
-        self.requests.event_flag.wake(NOT_EMPTY)
+        self.requests.event_flag.wake(EventFlag.NOT_EMPTY)
 
     def close(self) -> None:
         self.context.close()

@@ -20,7 +20,7 @@ from nnburst.burst.interfaces import BurstCallback, BurstContext
 from nnburst.burst.polling import DATUM, default_polling_window, window_ns
 from nnburst.burst.server import server
 from nnburst.errors import ErrorStatus, GeneralFailure
-from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
+from nnburst.fmq import MessageQueue, MQDescriptor
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
 from support.waiting import PATIENCE, Background, meanwhile
 
@@ -185,7 +185,7 @@ def test_unusable_channels_are_refused() -> None:
     create(MessageQueue(np.uint8, 1024), MessageQueue(DATUM, 1024))
     create(MessageQueue(DATUM, 1024), MessageQueue(DATUM, 2))
     create(MessageQueue(DATUM, 64, event_flag=False, layout="compat"), MessageQueue(DATUM, 64))
-    create(MessageQueue(DATUM, 64, flavour=Flavour.UNSYNCHRONIZED), MessageQueue(DATUM, 64))
+    create(MessageQueue(DATUM, 64, flavour="unsynchronized"), MessageQueue(DATUM, 64))
 
 
 def test_unsealed_channel_is_refused() -> None:

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 import nnburst
 from nnburst import (
     BadState,
-    ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     Memory,
@@ -32,7 +31,7 @@ from nnburst import (
     Service,
 )
 from nnburst.burst.interfaces import BurstContext
-from nnburst.errors import OutputShape
+from nnburst.errors import ErrorStatus, OutputShape
 from nnburst.fmq import MessageQueue
 from nnburst.model import Request, Timing
 from nnburst.model.extensions import ImportedModel
@@ -506,7 +505,7 @@ def test_preference_and_priority_may_be_given_in_each_way_and_nothing_else(scrip
 
 def test_type_checkers_know_the_options_of_a_session_and_no_others(scripted: tuple[Service, Scripted]) -> None:
     assert tuple(SessionKeywords.__annotations__) == Options.__struct_fields__
-    with pytest.raises(TypeError, match="timout"):
+    with pytest.raises(InvalidArgument, match=r"takes timeout=, not timout=$"):
         scripted[0].session(relu(), timout=1)  # type: ignore[call-arg]
 
 

@@ -499,7 +499,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
 
 def test_executor_runs_the_session_and_nothing_else(session: nnburst.Session) -> None:
     with nnburst.BurstExecutor(session) as executor:
-        with pytest.raises(TypeError, match=r"run\(\) missing 1 .*'inputs'"):
+        with pytest.raises(nnburst.InvalidArgument, match=r"inputs \['x'\] are missing"):
             executor.submit(session.run, None).result(PATIENCE)
         results = executor.map(session.run, itertools.repeat(None), [filled(i) for i in range(20)])
         assert [int(y[0]) for (y,) in results] == list(range(20))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from nnburst.errors import InvalidArgument, MissedDeadline
-from nnburst.fmq import Flavour, MessageQueue
+from nnburst.fmq import MessageQueue
+from nnburst.fmq.descriptor import Flavour
 
 COUNTS = st.integers(0, 12)
 

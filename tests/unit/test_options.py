@@ -11,8 +11,7 @@ import pytest
 
 import nnburst
 from nnburst import options
-from nnburst.fmq import Flavour
-from nnburst.fmq.descriptor import Layout
+from nnburst.fmq.descriptor import Flavour, Layout
 from nnburst.memory.image import FORMATS
 from nnburst.model import ExecutionPreference, Priority
 from nnburst.model.builder import _ACTIVATIONS, _SCHEMES

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, ErrorStatus, InvalidArgument, Memory, NNBurstError
+from nnburst import BadState, InvalidArgument, Memory, NNBurstError
 from nnburst.burst.server.server import ServerEnd
-from nnburst.errors import OutputShape
+from nnburst.errors import ErrorStatus, OutputShape
 from nnburst.memory import memory
 from nnburst.model.types import NO_TIMING
 from nnburst.runtime.request.arguments import Arguments

@@ -256,14 +256,14 @@ def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> No
     with Memory.ashmem(4096) as memory, under_token(table.token):
         request = Request((at(0, 64),), (at(2048, 64),), (memory, Steps(4)))
         prepared = device.prepare_model(relu((1, 4)))
-        assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
+        assert prepared.execute_synchronously(request)[0] is nnburst.errors.ErrorStatus.NONE
         table.hang_up()
-        assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
+        assert prepared.execute_synchronously(request)[0] is nnburst.errors.ErrorStatus.NONE
         table.leave()
         ended = prepared.execute_synchronously(request)
         assert "its client has gone" in ended.reason  # type: ignore[attr-defined]
         with under_token(None):
-            assert prepared.execute_synchronously(request)[0] is nnburst.ErrorStatus.NONE
+            assert prepared.execute_synchronously(request)[0] is nnburst.errors.ErrorStatus.NONE
         prepared.close()
 
 
@@ -356,7 +356,7 @@ def test_forged_requests_of_steps_are_refused(service: Service) -> None:
 
         def refusal(inputs: RequestArgument, outputs: RequestArgument, *named: Steps) -> str:
             result = prepared.execute_synchronously(Request((inputs,), (outputs,), (memory, *named)))
-            assert result[0] is nnburst.ErrorStatus.INVALID_ARGUMENT
+            assert result[0] is nnburst.errors.ErrorStatus.INVALID_ARGUMENT
             return result.reason  # type: ignore[attr-defined, no-any-return]
 
         four = Steps(4)

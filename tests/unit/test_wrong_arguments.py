@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import copy
 import functools
@@ -26,6 +27,7 @@ from nnburst import BadState, InvalidArgument, Memory, ModelBuilder, Needs, Oper
 from nnburst.burst import ExecutionBurstController
 from nnburst.cli import main
 from nnburst.cli.serve.command import _batching
+from nnburst.cli.serve.repository import Repository
 from nnburst.devices import registry
 from nnburst.devices.function import declare
 from nnburst.devices.interfaces import CompileJob
@@ -100,6 +102,23 @@ NO_MODEL = "give a path.* torch.*@nnburst.declare"
         (lambda s: s.run("y", {"x": X}), r"give \['y'\]"),
         (lambda s: s.run([0], {"x": X}), "no outputs"),
         (lambda s: s.run([["y"]], {"x": X}), "no outputs"),
+        (lambda s: s.run(None), r"^inputs \['x'\] are missing; this model takes \['x'\]$"),
+        (
+            lambda s: s.bind(X),
+            r"^Session\.bind\(\) takes shapes=, room=, .* not a value without its keyword$",
+        ),
+        (lambda s: s.bind(shape={"x": 4}), r"^Session\.bind\(\) takes shapes=, not shape=$"),
+        (lambda s: s.service.session(relu(), devise="cpu"), r"^Session\(\) takes device=, not devise=$"),
+        (lambda s: nnburst.Session(relu(), gpu=0), r"^Session\(\) takes service=, sandbox=, device=, .*, not gpu=$"),
+        (lambda s: nnburst.launch(device="x"), r"^launch\(\) takes devices=, not device=$"),
+        (
+            lambda s: nnburst.launch(["x"]),
+            r"^launch\(\) takes devices=, .*, not a value without its keyword$",
+        ),
+        (lambda s: nnburst.connect(timeout=1), r"^connect\(\) takes open_timeout=, not timeout=$"),
+        (lambda s: nnburst.in_process(device="x"), r"^in_process\(\) takes devices=, not device=$"),
+        (lambda s: declare(relu), r"^declare\(\) takes inputs=, outputs=, name=, needs=, not a value without its"),
+        (lambda s: Repository({"m.onnx": "FILE"}), "sessions take 'm.onnx' for a file; call the model 'm'"),
         (lambda s: s.bind(state=["y"]), "state is a dict"),
         (lambda s: s.bind(shapes=[("x", 4)]), "shapes is a dict"),
         (lambda s: s.bind(initial_state={"x": X}), "needs state"),
@@ -255,16 +274,16 @@ def test_arguments_that_no_message_can_carry_do_not_end_the_service(connection: 
         }
         for wrong, attempt in attempts.items():
             with contextlib.suppress(InvalidArgument, nnburst.MissedDeadline):
-                assert attempt()[0] is not nnburst.ErrorStatus.NONE, wrong
+                assert attempt()[0] is not nnburst.errors.ErrorStatus.NONE, wrong
             assert connection.alive, wrong
-            assert prepared.execute_synchronously(one(memory))[0] is nnburst.ErrorStatus.NONE
+            assert prepared.execute_synchronously(one(memory))[0] is nnburst.errors.ErrorStatus.NONE
 
 
 def test_token_that_no_message_can_carry_does_not_end_a_burst(connection: ServiceConnection) -> None:
     with connection.devices[0].prepare_model(relu()) as prepared, ExecutionBurstController.create(prepared) as burst:
-        assert burst.compute(one(BufferId(-1)), timeout=20)[0] is not nnburst.ErrorStatus.NONE
+        assert burst.compute(one(BufferId(-1)), timeout=20)[0] is not nnburst.errors.ErrorStatus.NONE
         with Memory.ashmem(32) as memory:
-            assert burst.compute(one(memory), timeout=20)[0] is nnburst.ErrorStatus.NONE
+            assert burst.compute(one(memory), timeout=20)[0] is nnburst.errors.ErrorStatus.NONE
 
 
 def test_there_is_no_result_before_the_first_run(connection: ServiceConnection) -> None:
@@ -277,7 +296,7 @@ def test_there_is_no_result_before_the_first_run(connection: ServiceConnection) 
         with pytest.raises(BadState, match="not run"):
             _ = execution.result
         execution.run()
-        assert execution.result[0] is nnburst.ErrorStatus.NONE
+        assert execution.result[0] is nnburst.errors.ErrorStatus.NONE
 
 
 # ---- sentences with the way out ------------------------------------------------------------------------------------
@@ -384,6 +403,8 @@ def test_inputs_in_the_wrong_place_are_not_printed(service: nnburst.Service) -> 
             lambda: execution.run(None, inputs),  # type: ignore[call-arg]
             lambda: session.run(None, inputs, inputs),
             lambda: session.run(inputs, None),  # type: ignore[arg-type]
+            lambda: session.run(inputs),
+            lambda: asyncio.run(session.arun(inputs)),
         ):
             with pytest.raises(InvalidArgument, match=r"session\.run\(None, inputs\)") as raised:
                 wrong()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ...errors import InvalidArgument, NNBurstError, error_for
 from ...memory.memory import Memory
+from ...runtime.compile.model_files import SUFFIXES, imported, is_name
 from ...service.client.connection import ServiceConnection
 from ..progress import call_with_notice
 
@@ -35,8 +36,8 @@ class Repository:
         batching: Batching by the name of a model, without version; the key "" stands for all others.
 
     Raises:
-        InvalidArgument: The directory does not exist, or a version does not have exactly one file that a device can
-            read.
+        InvalidArgument: The directory does not exist, a version does not have exactly one file that a device can read,
+            or a name ends like a file's.
     """
 
     def __init__(
@@ -45,7 +46,11 @@ class Repository:
         self._files, self._directory, self._batching = files, directory, batching
         self._unloaded: set[str] = set()
         self._was_prepared = False
-        self._found()
+        for name in map(_base, self._found()):
+            if not is_name(name):
+                raise InvalidArgument(
+                    f"sessions take {name!r} for a file; call the model {os.path.splitext(name)[0]!r}"
+                )
 
     @property
     def unloaded(self) -> list[str]:
@@ -119,8 +124,6 @@ class Repository:
 
     def _publish(self, worker: ServiceConnection, name: str, file: str) -> None:
         """Have the worker compile a model, unless it already serves this file."""
-        from ...runtime.compile.model_files import imported
-
         try:
             with imported(worker, None, file) as (device, found):
                 hashed = hashlib.sha256()
@@ -147,8 +150,6 @@ def _directories(path: str) -> Sequence[os.DirEntry[str]]:
 
 
 def _model_in(version: str) -> str:
-    from ...runtime.compile.model_files import SUFFIXES
-
     files = sorted(str(path) for path in Path(version).iterdir() if path.suffix in SUFFIXES)
     if len(files) != 1:
         kinds = ", ".join(SUFFIXES)

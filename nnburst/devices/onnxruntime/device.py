@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 from msgspec.structs import replace
 
+from ..._core.errno import one_of
 from ...cache.device_cache import VerifiedEntry
 from ...cache.names import model_fingerprint
 from ...cache.reasons import CacheReason, CacheRejected, SaveResult
@@ -72,10 +73,7 @@ class OnnxRuntimeDevice(LocalDevice):
             raise InvalidArgument(
                 f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
             )
-        if optimization not in GraphOptimizationLevel.__members__:
-            raise InvalidArgument(
-                f"optimization={optimization}; choose {', '.join(GraphOptimizationLevel.__members__)}"
-            )
+        one_of(optimization, "optimization", GraphOptimizationLevel.__members__)
         chosen = checked_providers(providers) if providers else ()
         self._settings = SessionSettings(int(threads), spinning == "1", chosen, optimization)
         self._graphs = GraphStore()

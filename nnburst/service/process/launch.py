@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 from msgspec.structs import replace
 
 from ..._core.deadline import Deadline, checked_timeout
-from ..._core.errno import meaning, system
+from ..._core.errno import meaning, one_of, system
 from ..._core.fds import FdSet, ready
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
@@ -98,8 +98,7 @@ def start_child(
     names = checked_names(devices)
     quotas = {} if quotas is None else quotas
     Quotas().changed(quotas)
-    if sandbox not in get_args(SandboxMode):
-        raise InvalidArgument(f"sandbox={sandbox!r}; choose 'strict', 'on' or 'off'")
+    one_of(sandbox, "sandbox", get_args(SandboxMode))
     options = ServiceOptions(
         devices=tuple(names),
         log_level=_level(log_level),
