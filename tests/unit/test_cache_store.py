@@ -19,6 +19,7 @@ import pytest
 
 from nnburst.cache import device_cache, sealed_copy, trust_store
 from nnburst.cache.container import HEADER_SIZE, Header, overhead
+from nnburst.cache.files import reason_of
 from nnburst.cache.reasons import CacheReason, CacheRejected
 from nnburst.cache.sealed_copy import place_of
 from nnburst.cache.trust_store import EntryRecord, TrustStore
@@ -418,6 +419,10 @@ def test_REQ_CACHE_THR_07_each_directory_has_a_newest_entry_of_its_own(tmp_path:
     for path, data in newer.items():
         path.write_bytes(data)
     assert contents(rig.load(name="a")) == contents(rig.load(name="b"))
+
+
+def test_quota_that_is_used_up_is_a_full_disk() -> None:
+    assert reason_of(OSError(errno.EDQUOT, "quota exceeded")) is R.DISK_FULL
 
 
 def test_place_is_what_the_file_system_says_of_a_directory(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def test_arrays_are_copied_when_it_is_launched_and_when_it_is_waited_for(executi
     assert not event.done
     with pytest.raises(BadState, match="running"):
         run.compute()
+    with pytest.raises(BadState, match="has not ended"):
+        run.get_output_dimensions(0)
     gate.open()
     event.wait(PATIENCE)
     event.wait()

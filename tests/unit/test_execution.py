@@ -43,7 +43,7 @@ from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from nnburst.runtime.session import Options
 from support.doubles import ScriptedDevice, ScriptedModel
-from support.models import compiled, counter, ready, relu
+from support.models import built, compiled, counter, ready, relu
 from support.waiting import PATIENCE, Background, until
 
 F = OperandType.TENSOR_FLOAT32
@@ -826,6 +826,15 @@ def test_cached_compilation_is_for_its_preference_and_priority(
 
         assert [outcome(), outcome()] == ["SAVED", "HIT"]
         assert [outcome(**change), outcome(**change), outcome()] == ["SAVED", "HIT", "HIT"]
+
+
+def test_scalar_output_has_no_dimensions(service: nnburst.Service) -> None:
+    rank = built([OperandDesc(F, (2, 3))], lambda b, x: b.rank(x))
+    with compiled(rank, service) as compilation:
+        execution = ready(compilation, np.zeros((2, 3), np.float32), np.zeros((), np.int32))
+        execution.compute()
+        with pytest.raises(InvalidArgument, match="output 0 is a scalar"):
+            execution.get_output_dimensions(0)
 
 
 def test_reason_of_a_failure_is_in_the_exception(scripted: tuple[Service, Scripted]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,6 +281,14 @@ def test_a_request_whose_argument_has_a_million_dimensions_is_refused() -> None:
     request = Request((RequestArgument(False, region, MANY),), (RequestArgument(False, region),), (Pool(),))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"input 0 .*at most 64 axes"):
         validate_request(relu(()), request)
+
+
+def test_regions_of_a_pool_without_an_identity_are_where_they_say() -> None:
+    x, y, overlapping = (RequestArgument(location=DataLocation(0, offset, 16)) for offset in (64, 128, 72))
+    pools: Any = (SimpleNamespace(size=256),)
+    validate_request(relu((4,)), Request((x,), (y,), pools))
+    with pytest.raises(InvalidArgument, match="overlaps"):
+        validate_request(relu((4,)), Request((x,), (overlapping,), pools))
 
 
 def test_the_target_of_a_reshape_is_limited() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,9 +40,10 @@ from nnburst.errors import (
 from nnburst.model import Capabilities, Request
 from nnburst.model.partition import cut, regions
 from nnburst.model.performance import NEVER, operation_cost
-from nnburst.model.types import NO_TIMING, DataLocation, PerformanceInfo, RequestArgument
+from nnburst.model.types import NO_TIMING, DataLocation, OperandDesc, PerformanceInfo, RequestArgument
 from nnburst.model.validate import validate_model
 from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
+from nnburst.runtime.compile.compilation import _alone
 from support.models import built, compiled, doubling_model, relu
 from support.services import in_process
 from support.waiting import PATIENCE
@@ -252,12 +254,10 @@ def test_loops_of_parts_may_take_what_those_of_the_burst_may(where: str) -> None
 
 
 def test_open_dimensions_are_not_handed_on() -> None:
-    b = ModelBuilder()
-    x = b.input("x", T.TENSOR_FLOAT32, (0, 2))
-    y = b.neg(x, dimensions=(0, 2))
-    b.output("y", b.tanh(y, dimensions=(0, 2)))
+    rows = {"dimensions": (0, 2)}
+    model = built([OperandDesc(T.TENSOR_FLOAT32, (0, 2))], lambda b, x: b.tanh(b.neg(x, **rows), **rows))
     with (
-        Compilation(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation,
+        Compilation(model, [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation,
         pytest.raises(GeneralFailure, match=r"cannot be cut behind operation 0 \(NEG\)"),
     ):
         compilation.finish()
@@ -503,24 +503,18 @@ def test_the_faster_device_gets_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_faster_device_gets_what_both_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    b = ModelBuilder()
-    x = b.input("x", T.TENSOR_FLOAT32, (4,))
-    b.output("y", b.add(b.neg(b.relu(x)), np.ones(4, np.float32)))
+    model = built([PAIR], lambda b, x: b.add(b.neg(b.relu(x)), np.ones(2, np.float32)))
     devices = [Slow("test-slow", O.RELU, O.NEG, O.FULLY_CONNECTED), Only("test-quick", O.NEG, O.ADD, O.FULLY_CONNECTED)]
-    assert chosen(devices, b.build(), monkeypatch, by_runtime=True) == ["test-slow", "test-quick"]
-    b = ModelBuilder()
-    x = b.input("x", T.TENSOR_FLOAT32, (4,))
-    b.output("y", b.add(b.neg(b.relu(x)), np.ones(4, np.float32)))
-    with compiled(b.build(), devices) as compilation:
+    assert chosen(devices, model, monkeypatch, by_runtime=True) == ["test-slow", "test-quick"]
+    with compiled(model, devices) as compilation:
         assert [step.operations for step in compilation.report.steps] == [(0, 1), (2,)]  # the order that was given
 
 
 def test_a_device_that_computes_nothing_is_never_preferred() -> None:
     with (
         nnburst.in_process(devices=["nnburst-noop", "nnburst-reference"]) as service,
-        Compilation(relu(), service) as compilation,
+        compiled(relu(), service) as compilation,
     ):
-        compilation.finish()
         assert compilation.report.steps[0].device == "nnburst-reference"
 
 
@@ -537,3 +531,5 @@ def test_costs_of_control_flow_are_those_of_what_is_inside() -> None:
     assert operation_cost(doubling, doubling.main, doubling.main.operations[0], flow) > 2.0**999
     unknown = Capabilities()
     assert operation_cost(relu(), relu().main, relu().main.operations[0], unknown) == NEVER
+    device = ReferenceDevice()
+    assert _alone(relu(), [(device, (True,))], [unknown]) == [(math.inf, device)]
