@@ -29,8 +29,7 @@ RNG = np.random.default_rng(1)
 
 
 def model(nodes: list[Any], inputs: list[Any], width: int) -> bytes:
-    """Return a model that ends in a linear classifier of `width` features, with a map of probabilities per
-    row."""
+    """Return a model that ends in a linear classifier of `width` features and a map of probabilities."""
     ends = [
         helper.make_node(
             "LinearClassifier",

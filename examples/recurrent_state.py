@@ -38,7 +38,7 @@ def make_weights(units: int) -> Weights:
 
 
 def build(w: Weights, units: int) -> nnburst.Model:
-    """Return one step: gate = σ(Wx + Uh), new = tanh(Vx + gate ∘ Zh), h' = h + gate ∘ (new - h), y =
+    """Build one step: gate = σ(Wx + Uh), new = tanh(Vx + gate ∘ Zh), h' = h + gate ∘ (new - h), y =
     r·h'."""
     b = nnburst.ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, FEATURES))

@@ -1,4 +1,4 @@
-"""Sessions, services, and the ways to run."""
+"""Sessions and services, and the ways to run models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text for public objects at a prompt."""
+"""Texts that describe public objects at a prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def described(compilation: Compilation) -> str:
-    """Return a model's arguments on one line: ``x (1, 4) float32 → y (1, 4) float32``."""
+    """Return a model's arguments in one line: ``x (1, 4) float32 → y (1, 4) float32``."""
     return f"{_line(compilation.inputs)} → {_line(compilation.outputs)}"
 
 

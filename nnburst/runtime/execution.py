@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 _A_MOMENT = 0.0005
 MIN_SETUP_SECONDS = 1.0
-"""Shortest limit for setting up before a run; shorter limits are raised to it."""
+"""Least seconds for setting up before a run. Shorter limits are raised to this."""
 
 
 def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
-    """Return the deadline for setting up before a run: another burst, arrays for other shapes, a state.
+    """Return the deadline for setting up before a run: opening a burst, allocating arrays, setting a state.
 
     Args:
         open_timeout: Seconds for setting up, if the caller gave a limit.
-        timeout: Seconds of the run, which begins afterwards.
+        timeout: Seconds of the run that follows.
     """
     if open_timeout is None and timeout is not None:
         open_timeout = max(timeout, MIN_SETUP_SECONDS)
@@ -70,8 +70,8 @@ class Execution(BoundRequest, Closing):
         inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. States
             are not among them. Values that are not arrays of numbers are copied: ``x.inputs["words"] = ["a", "b"]``.
         outputs: Shared arrays by output name, valid from the end of a run until the next run, which overwrites them:
-            keep ``x.outputs["scores"].copy()``. An output whose shape only a run tells is flat bytes; `output_shapes`
-            tells its dimensions. Reading a value that is not an array of numbers makes a new copy.
+            keep ``x.outputs["scores"].copy()``. An output whose shape is known only after a run is flat bytes;
+            `output_shapes` has its dimensions. Reading a value that is not an array of numbers makes a new copy.
 
     Example:
         >>> with nnburst.Session(model) as session, session.bind() as execution:
@@ -97,12 +97,12 @@ class Execution(BoundRequest, Closing):
         self._feeds: Collection[tuple[str, Any, tuple[int, ...], Array]] = arguments.feeds.values()
         self._copies = None if arguments.copies is None else arguments.copies.values()
         self._lock = process_lock()
-        self._holder = object()  # the finaliser refers to this, not to the execution
+        self._holder = object()  # the finaliser may not refer to the execution
         self._held: dict[ExecutionBurstController, list[Memory | Named]] = {}
         self._finalizer = weakref.finalize(self, _drop, self._held, self._holder)
         self._finalizer.atexit = False
         self._leaving: Leaving | None = None
-        self._of_other_shapes: ExecutionResult | None = None  # result of the last run, before `reshape`
+        self._of_other_shapes: ExecutionResult | None = None  # result of the last run before `reshape`
         requests, longest = arguments.requests, answer_length(arguments.compilation.outputs)
         self._hold(burst.controller, requests)
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
@@ -128,8 +128,10 @@ class Execution(BoundRequest, Closing):
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
     def _feed(self, inputs: object) -> bool:
-        """Copy arrays into `inputs`, and take over their shapes. Return False for anything but a dict of arrays with
-        exactly these names and dtypes, and where `_fill` does.
+        """Copy arrays into `inputs`, which get their shapes.
+
+        Returns:
+            False like `_fill`, and for anything but a dict of arrays with exactly these names and dtypes.
         """
         feeds = self._feeds
         if type(inputs) is not dict or len(inputs) != len(feeds):
@@ -156,7 +158,7 @@ class Execution(BoundRequest, Closing):
         return self._wired.keys() == arrays.keys() and self._refill(arrays)
 
     def _refill(self, arrays: Mapping[str, Array]) -> bool:
-        """Copy arrays to some of the inputs, as `_fill`."""
+        """Copy arrays to some of the inputs, like `_fill`."""
         try:
             self._reshape(self._arguments.sizes_with(arrays))
         except (InvalidArgument, BadState):
@@ -181,9 +183,9 @@ class Execution(BoundRequest, Closing):
         return copies
 
     def reshape(self, shapes: Mapping[str, int | Sequence[int]]) -> None:
-        """Give the arrays other shapes within their room; `inputs` and `outputs` then show these.
+        """Change the shapes of the arrays in `inputs` and `outputs`, within their room.
 
-        Nothing is allocated or copied, and the next run tells the service. The new arrays have undefined elements.
+        Nothing is allocated or copied. The elements of the new arrays are undefined.
 
         Args:
             shapes: All shapes that the model leaves open, as for `Burst.bind`.
@@ -197,10 +199,10 @@ class Execution(BoundRequest, Closing):
         if not isinstance(shapes, Mapping):
             raise InvalidArgument(f"shapes is a dict by name, not {type(shapes).__name__}")
         sizes, result = self._arguments.solved(shapes), None
-        with contextlib.suppress(BadState, GeneralFailure):  # it has not run, or told impossible shapes
+        with contextlib.suppress(BadState, GeneralFailure):  # it has not run, or the shapes are impossible
             result = self.result
         self._reshape(sizes)
-        if result is not None:  # keep the result with the shapes of its run
+        if result is not None:  # keeps the result with the shapes of its run
             self._set_aside(result)
 
     def _set_aside(self, result: ExecutionResult | None) -> None:
@@ -221,7 +223,7 @@ class Execution(BoundRequest, Closing):
             arguments.resize(sizes, changed)
         except BadState:
             raise
-        except BaseException:  # a signal handler raised: some arrays may have the new shapes
+        except BaseException:  # a signal handler raised, and some arrays may have the new shapes
             self._feeds = ()
             self.forget()
             raise
@@ -241,7 +243,7 @@ class Execution(BoundRequest, Closing):
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the state is unchanged.
             DeadObject: The service has ended; the state is lost.
-            MissedDeadline: It took longer than the session's ``open_timeout``.
+            MissedDeadline: Setting the state took longer than the session's ``open_timeout``.
         """
         self._setting_up().call(self._reset_state, values)
 
@@ -252,13 +254,13 @@ class Execution(BoundRequest, Closing):
             self._set_aside(None)
 
     def get_state(self) -> dict[str, Array]:
-        """Return copies by input name of the state that the next run will read.
+        """Return copies of the states that the next run will read, by input name.
 
         Raises the same errors as `reset_state`.
         """
         states, told = self._living_states(), {}
         if states.grown:
-            with contextlib.suppress(BadState):  # it has not run since the state was set
+            with contextlib.suppress(BadState):  # there was no run since the state was set
                 if (status := self.result[0]) is not ErrorStatus.NONE:
                     raise InvalidArgument(f"the last run ended with {status.name}; set the state with reset_state()")
                 rows = zip(self.compilation.outputs, self.output_shapes, strict=False)
@@ -266,7 +268,7 @@ class Execution(BoundRequest, Closing):
         return self._setting_up().call(states.read, self.turn, told)
 
     def _living_states(self) -> States:
-        """Return the states; `DeadObject` if they were lost with the service."""
+        """Return the states. Raises `DeadObject` if they were lost with the service."""
         self._check_not_closed()
         states, ending = self._arguments.states, self.controller.ending
         if states.all and ending.reason:
@@ -279,7 +281,7 @@ class Execution(BoundRequest, Closing):
     # ---- running ---------------------------------------------------------------------------------------------
 
     async def arun(self, timeout: Timeout = ...) -> None:
-        """Await a `run` in asyncio or Trio, without a thread.
+        """Run without blocking the event loop of asyncio or Trio, and without a thread.
 
         Cancelling the task abandons the run: its arrays stay in use until it has ended, and its answer is dropped.
 
@@ -287,18 +289,18 @@ class Execution(BoundRequest, Closing):
             timeout: See `run`.
 
         Raises:
-            BadState: The execution is in flight, perhaps in an abandoned run; or there is no event loop.
-            GeneralFailure: The service takes one request at a time.
+            BadState: The execution is in flight (also in an abandoned run), or there is no event loop.
+            GeneralFailure: The service takes only one request at a time.
             NNBurstError: See `run`.
         """
         await event_loop.run(self, timeout)
 
     def submit(self, timeout: Timeout = ...) -> Future[Execution]:
-        """Start a run; the service uses its arrays until the future is done.
+        """Start a run. The service uses the arrays until the future is done.
 
-        The future's result is this execution. One thread per burst completes futures. The timeout includes the wait for
-        other runs; after it the future has `MissedDeadline`, and the execution stays in flight until the late answer
-        has come.
+        The future's result is this execution. One thread per burst completes futures. The timeout includes the wait
+        for other runs. When it is over, the future fails with `MissedDeadline`, and the execution stays in flight
+        until the late answer comes.
 
         Args:
             timeout: See `run`.
@@ -307,9 +309,9 @@ class Execution(BoundRequest, Closing):
             A future that cannot be cancelled.
 
         Raises:
-            BadState: It is closed or in flight.
+            BadState: The execution is closed or in flight.
             ResourceExhausted: The system has no thread for the first future.
-            GeneralFailure: The service takes one request at a time.
+            GeneralFailure: The service takes only one request at a time.
         """
         with self._limited(timeout):
             return submit(self)
@@ -317,7 +319,7 @@ class Execution(BoundRequest, Closing):
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------
 
     def _hold(self, controller: ExecutionBurstController, requests: Sequence[Request]) -> None:
-        """Have a burst keep the memory of the arguments until this execution ends."""
+        """Have a burst keep the arguments' memory mapped until this execution is closed."""
         named = dict.fromkeys(pool for request in requests for pool in request.pools)
         self._held[controller] = list(named)  # type: ignore[arg-type]
         for pool in self._held[controller]:
@@ -328,11 +330,11 @@ class Execution(BoundRequest, Closing):
         return setting_up(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
-        """Move to a free burst, or to a restarted service.
+        """Move the execution to a free burst, or to a restarted service.
 
         Raises:
             DeadObject: The state was lost with the service.
-            MissedDeadline: No burst was free in time, or an abandoned run takes longer than this one may.
+            MissedDeadline: No burst was free in time, or an abandoned run took too long.
         """
         begin = time.monotonic_ns()
         moved = self._setting_up().call(self._move, number)
@@ -345,12 +347,12 @@ class Execution(BoundRequest, Closing):
         return None if moved is None else deadline.postponed(begin)
 
     def _move(self, number: int) -> int | None:
-        """Move to another burst. Return 0; -EAGAIN if it has to stay for now; None if there is no other."""
+        """Move to another burst. Return 0; -EAGAIN if that is not possible yet; None if there is no other burst."""
         pointer, here = self.pointer, self._home
         if self._pool is None or self._closed:
             return None
         burst = self._pool.replacement(here, died=number not in (errno.EBUSY, errno.ESTALE))
-        if burst is None or (burst is here and number == errno.EBUSY):  # the burst is free now
+        if burst is None or (burst is here and number == errno.EBUSY):  # the burst has become free
             return None if burst is None else 0
         if burst.compilation is not self.compilation:
             self._living_states()
@@ -361,7 +363,7 @@ class Execution(BoundRequest, Closing):
             if left == 0:
                 try:
                     if burst.compilation is not self.compilation:
-                        self._held.clear()  # a dead burst keeps nothing
+                        self._held.clear()  # a dead burst keeps no memory
                         self._arguments.compilation = burst.compilation
                     self._home = burst
                     requests = self._arguments.requests
@@ -376,10 +378,10 @@ class Execution(BoundRequest, Closing):
 
     @property
     def result(self) -> ExecutionResult:
-        """(status, output shapes, timing) of the last run. Do not read it while another thread runs the execution.
+        """Status, output shapes and timing of the last run. No other thread may run the execution meanwhile.
 
         Raises:
-            BadState: It has not run.
+            BadState: The execution has not run.
             GeneralFailure: The shapes from the service contradict the model or the request.
         """
         result: ExecutionResult = super().result
@@ -394,7 +396,7 @@ class Execution(BoundRequest, Closing):
         return self
 
     def close(self) -> None:
-        """Free the memory and the state on both sides; arrays that you keep stay readable. Idempotent."""
+        """Free the memory and the state on both sides. Arrays that you keep stay readable. Idempotent."""
         self._end(wait=True)
 
     def forget(self) -> None:
@@ -419,7 +421,7 @@ class Execution(BoundRequest, Closing):
 
 
 def _drop(held: dict[ExecutionBurstController, list[Memory | Named]], holder: object) -> None:
-    """Release an execution that was not closed; its buffers end with the last reference to them."""
+    """Release an execution that was dropped without `close`. Its buffers end with their last reference."""
     while held:
         controller, pools = held.popitem()
         for pool in pools:

@@ -20,11 +20,11 @@ class BrokenBurst(DeadObject, BrokenExecutor):
 class BurstExecutor(ThreadPoolExecutor):
     """Runs ``session.run`` in the background, in as many threads as the session's ``concurrency``.
 
-    For programs that are written for executors: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,
+    For programs that use executors: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,
     ``loop.run_in_executor``. Further calls wait in the executor, where they can be cancelled.
 
     Args:
-        session: Must outlive the executor.
+        session: The session, which must outlive the executor.
 
     Raises:
         InvalidArgument: `session` is not a `Session`.
@@ -44,27 +44,27 @@ class BurstExecutor(ThreadPoolExecutor):
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Set up the thread pool, a new one in a forked child. Runs fail there: the session is the parent's."""
+        """Create the thread pool, anew in a forked child. Runs fail there, as the session belongs to the parent."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Wait for all submitted calls; after an interrupt, cancel those that have not begun and do not wait."""
+        """Wait for all submitted calls. After an interrupt, cancel calls that have not started and do not wait."""
         interrupted = kind is not None and not issubclass(kind, Exception)
         self.shutdown(wait=not interrupted, cancel_futures=interrupted)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Start ``session.run(*args, **kwargs)``.
+        """Start ``session.run(*args, **kwargs)`` in a thread.
 
         Args:
             fn: ``session.run``.
-            args, kwargs: Its arguments.
+            args, kwargs: Arguments of `fn`.
 
         Returns:
             A future with the outputs or the exception.
 
         Raises:
             InvalidArgument: `fn` is another function.
-            BrokenBurst: The service has ended. It is a `BrokenExecutor`; unfinished futures get it, too.
+            BrokenBurst: The service has ended. This is a `BrokenExecutor`; unfinished futures fail with it, too.
             RuntimeError: The executor is shut down.
         """
         if fn != self._session.run:

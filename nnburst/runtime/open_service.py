@@ -1,4 +1,4 @@
-"""Find or start a service: a child process, a running service, or this process."""
+"""Functions that start or find a service: a child process, a running service, or this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .service import Backend
 
 _A_MOMENT = 0.05
-"""Seconds between two attempts to reach a service that is being started."""
+"""Seconds between two attempts to reach a service that is starting."""
 
 
 @keywords
@@ -45,33 +45,39 @@ def launch(
     """Start and return a service process that belongs to this one and ends with it.
 
     Args:
-        devices: Names of its devices, in order of preference.
-        functions: One or several, with `nnburst.declare` above each. The service gets a copy and knows them by name.
-        open_timeout: Seconds that it may take to start; None for no limit.
-        restart: Start it again when it is needed after a crash: open sessions stay dead, new ones work.
-        log_level: Lowest level that it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
-        log: File to append its log to, or a logger of this program, which gets the lines at their levels; None for the
-            stderr of this process.
+        devices: Names of the service's devices, in order of preference.
+        functions: A function or several, each declared with `nnburst.declare`. The service gets copies, by name.
+        open_timeout: Seconds that the service may take to start; None for no limit.
+        restart: True to start the service again when it is needed after a crash. Old sessions stay dead; new ones
+            work.
+        log_level: Lowest level of the service's log: ``"debug"``, ``"info"`` (failed requests), ``"warning"``,
+            ``"error"``.
+        log: File to append the log to, or a logger of this program, which gets the lines at their levels; None for
+            the stderr of this process.
         quotas: Limits of this program in the service, such as ``{"models": 200}``; docs/quotas.md has the names.
-        max_run: Seconds that a run may take; a longer one fails with `MissedDeadline`, if its device can stop. None for
-            no limit.
+        max_run: Seconds that a run may take; a longer one fails with `MissedDeadline`, if its device can stop it.
+            None for no limit.
         max_compile: Seconds that reading and compiling a model may take. After that its process ends, and all users of
             the process get `DeadObject` with the reason. None for no limit. A caller's deadline only ends the caller's
             wait.
-        faults: Give it fault points, for tests: see `nnburst.testing.inject`. Costs one more system call per run.
-        scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for the
-            normal policy. Such a service polls for requests only if this process may use a CPU outside `affinity`.
-        affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for this thread's CPUs.
-        warm: Load the devices' libraries at once, also for services that are launched later.
-        sandbox: ``"on"``: it may read code only; it may not write, use the network or start programs, except as its
-            devices need (`Device.needs`) and as far as this kernel can enforce it (`Service.sandbox`). ``"strict"``: it
-            does not start where the kernel cannot enforce it. ``"off"``: it has all rights of this program.
+        faults: True for fault points, for tests: see `nnburst.testing.inject`. They cost one more system call per
+            run.
+        scheduler: Real-time policy and priority of the service's threads, such as ``("fifo", 20)`` or ``("rr", 1)``;
+            None for the normal policy. Such a service polls for requests only if this process may use a CPU outside
+            `affinity`.
+        affinity: Numbers of the CPUs that the service may use, such as ``{1}``; None for this thread's CPUs.
+        warm: True to load the devices' libraries at once, also for services that are launched later.
+        sandbox: ``"on"``: the service may only read code; it may not write files, use the network or start programs,
+            unless its devices need that (`Device.needs`) or this kernel cannot enforce it (`Service.sandbox`).
+            ``"strict"``: it does not start if the kernel cannot enforce this. ``"off"``: it has all rights of this
+            program.
 
     Raises:
-        DeviceUnavailable: The process could not serve, or may not use the policy or a CPU; the message has its output.
+        DeviceUnavailable: The process could not serve, or may not use the policy or a CPU. The message has its
+            output.
         InvalidArgument: No device is named, the level is unknown, the file cannot be written, or a limit, policy,
             priority or CPU is invalid.
-        MissedDeadline: It did not start in time.
+        MissedDeadline: The service did not start in time.
 
     Example:
         >>> with nnburst.launch(devices=["nnburst-reference"]) as service:
@@ -110,22 +116,22 @@ def launch(
 def connect(
     address: str = "nnburst", *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
 ) -> Service:
-    """Connect to a running service (``nnburst serve``), which other programs may use, too.
+    """Connect to a running service (``nnburst serve``), which other programs may use as well.
 
-    Closing it ends this program's connection; the service continues.
+    Closing the returned object ends this program's connection; the service continues.
 
     Args:
         address: The name of the service, or ``unix:`` and the path of its socket; by default the one that ``nnburst
             serve`` uses.
-        open_timeout: Seconds that it may take to answer; None for no limit.
-        trust_uid: User id, or several, whose services to trust beside those of this user and of root. A service sees
-            all inputs of its models, and makes their outputs.
+        open_timeout: Seconds that the service may take to answer; None for no limit.
+        trust_uid: A user id, or several, whose services to trust in addition to those of this user and root. A
+            service sees all inputs of its models, and makes their outputs.
 
     Raises:
         DeviceUnavailable: No service runs there, it does not serve this user, or it belongs to a user who is not
-            trusted; the message says what to do.
+            trusted. The message says what to do.
         InvalidArgument: The address is malformed.
-        MissedDeadline: It did not answer in time.
+        MissedDeadline: The service did not answer in time.
 
     Example:
         >>> try:
@@ -157,10 +163,10 @@ def connect(
 
 @keywords
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
-    """Return a service that runs models in this process, through the same interfaces: for tests and comparisons.
+    """Return a service that runs models in this process, for tests and comparisons.
 
     Args:
-        devices: Names of its devices, in order of preference.
+        devices: Names of the service's devices, in order of preference.
 
     Raises:
         DeviceUnavailable: There is no such device.

@@ -1,6 +1,6 @@
-"""Pickles of sessions and services: the address of a shared service, a model and options, and never code.
+"""Pickles of sessions and services, which contain a shared service's address, a model and options, but no code.
 
-A process opens each session or service once, however many pickles of it are read.
+A process opens each session or service once, even if it reads several pickles of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reduced = tuple[Callable[..., Any], Arguments]
 _MOST = 64
 _known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=_MOST)
 """(process id, pickle, reference) of each session and service that was pickled or read from a pickle here."""
-_opening = process_lock()  # held while a session or service is opened
+_opening = process_lock()  # locked while a session or service is opened
 
 
 def of_service(service: Service) -> Reduced:
@@ -43,20 +43,20 @@ def of_session(session: Session) -> Reduced:
     service, model, options = session.service, session._model, session._options
     given = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
     for name in given.keys() & {"preference", "priority"}:
-        given[name] = int(given[name])  # a plain number
+        given[name] = int(given[name])  # a plain int
     if "cache_dir" in given:
         given["cache_dir"] = os.path.abspath(given["cache_dir"])
     pools: tuple[bytes, ...] = ()
     if isinstance(model, Model):
         pools, model = tuple(bytes(cast("Memory", pool).buffer) for pool in model.pools), replace(model, pools=())
     elif isinstance(model, str) and not is_name(model):
-        model = os.path.abspath(model)  # another process may work elsewhere
+        model = os.path.abspath(model)  # another process may have another working directory
     arguments = service.shared, model, pools, tuple(sorted(given.items()))
     return _noted(session, (opened, arguments), service.opened_in)
 
 
 def connected(*arguments: Any) -> Service:
-    """Return this process's connection to a service; open it if there is none."""
+    """Return this process's connection to a service, which is opened if necessary."""
     from .open_service import connect
 
     address, open_timeout, trust_uid = arguments
@@ -64,7 +64,7 @@ def connected(*arguments: Any) -> Service:
 
 
 def opened(*arguments: Any) -> Session:
-    """Return this process's session on a shared service; open it if there is none."""
+    """Return this process's session on a shared service, which is opened if necessary."""
 
     def make() -> Session:
         shared, model, pools, options = arguments
@@ -76,7 +76,7 @@ def opened(*arguments: Any) -> Session:
 
 
 def _find(pid: int, reduced: Reduced) -> Any:
-    """Return the open session or service of such a pickle, if this process has it; else None."""
+    """Return the open session or service that a pickle stands for; None if this process has none."""
     things = (thing() for opened_in, others, thing in list(_known) if (opened_in, others) == (pid, reduced))
     return next(filter(_is_open, things), None)
 

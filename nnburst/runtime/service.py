@@ -1,4 +1,4 @@
-"""A service: the devices of a process where models run, its end, and its restart."""
+"""Services: the devices of a process where models run, its end, and its restart."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
-"""The devices that are installed. ONNX Runtime is loaded for the first model that needs it."""
+"""The installed devices. ONNX Runtime is loaded for the first model that needs it."""
 
 
 _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()
 
 
 def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
-    """Close an object together with the service of one of its devices."""
+    """Have an object closed together with the service of one of its devices."""
     for each in devices:
         service = service_of(each)
         if service is not None:
@@ -54,7 +54,7 @@ def service_of(device: Device) -> Service | None:
 
 
 class LocalBackend:
-    """Devices of this process."""
+    """A backend with devices of this process."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
         self.devices = devices
@@ -76,12 +76,12 @@ class LocalBackend:
 
 
 class Service(OneProcess, Closing):
-    """A process with devices, for one session or several. Made by `launch`, `connect` or `in_process`. Context manager.
+    """A process with devices, for one session or several, from `launch`, `connect` or `in_process`. Context manager.
 
     Attributes:
-        what: ``child``, ``in process``, or the address of a shared service.
-        shared: The arguments of `connect`, which a pickle of a shared service carries; else None.
-        opened_in: Id of the process that opened it.
+        what: ``"child"``, ``"in process"``, or the address of a shared service.
+        shared: The arguments of `connect`, which a pickle of a shared service contains; otherwise None.
+        opened_in: Id of the process that opened the service.
 
     Example:
         >>> with nnburst.launch() as service, service.session(model) as session:
@@ -103,7 +103,7 @@ class Service(OneProcess, Closing):
         self.what = what
         self.shared, self.opened_in = shared, os.getpid()
         self._again = again
-        self._reviving = process_lock()  # held while a service starts
+        self._reviving = process_lock()  # locked while a service starts
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, Compilation | Burst] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
@@ -113,7 +113,7 @@ class Service(OneProcess, Closing):
 
         living = (ResilientDevice(partial(self._living, i)) for i in range(len(backend.devices)) if restarts)
         self._restarting: tuple[Device, ...] = tuple(living)
-        """Stand-ins for the devices, which start a dead process again when one of them is needed."""
+        """Proxies of the devices, which start a dead process again when one of them is needed."""
         self._take(backend)
 
     def _take(self, backend: Backend) -> None:
@@ -123,18 +123,18 @@ class Service(OneProcess, Closing):
 
     def _living(self, index: int) -> Device:
         with self._reviving:
-            # A caller that asks twice for the same process has found it dead, perhaps before others noticed.
+            # A caller that asks again for the same process has found it dead, perhaps before others have.
             if self._given.get(index) is self._backend and not self._closed:
                 self._renew()
             self._given[index] = self._backend
             return self._backend.devices[index]
 
     def _revive(self) -> None:
-        """Start the service, or connect to it, again if it has ended. Sessions that were open on it stay dead.
+        """If the service has ended, start it or connect to it again. Its earlier sessions stay dead.
 
         Raises:
             BadState: The service is closed.
-            NNBurstError: It cannot be started or reached.
+            NNBurstError: The service cannot be started or reached.
         """
         with self._reviving:
             self._check_open()
@@ -147,7 +147,7 @@ class Service(OneProcess, Closing):
         dead, fresh = self._backend, self._again()
         self._take(fresh)
         dead.close()
-        if self._closed:  # meanwhile
+        if self._closed:  # by another thread, during the start
             fresh.close()
             self._check_open()
 
@@ -187,23 +187,21 @@ class Service(OneProcess, Closing):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The sandbox of the service process: its ``mode``, the rights ``granted``, and what is ``missing`` on this
-        kernel. None in process: there is no sandbox.
-        """
+        """The sandbox of the service process: ``mode``, rights ``granted``, walls ``missing``. None in process."""
         return self._backend.sandbox
 
     @property
     def faults(self) -> socket.socket | None:
-        """Fault points of the service for `nnburst.testing.inject`; None if it has none."""
+        """The socket for `nnburst.testing.inject`; None without fault points."""
         return self._backend.faults
 
     @property
     def alive(self) -> bool:
-        """False once the service process is gone for good, or the service is closed."""
+        """False once the service process has ended and will not be restarted, or the service is closed."""
         return not self._closed and (bool(self._restarting) or self._backend.alive)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Register a function to be called once when the service process ends; return a function that unregisters it.
+        """Register a function to be called once when the service process ends. Return a function that unregisters it.
 
         Args:
             on_death: Called without arguments.
@@ -216,13 +214,13 @@ class Service(OneProcess, Closing):
         return self._backend.link_to_death(on_death)
 
     def kill(self) -> None:
-        """Kill the process of a child service (SIGKILL), whatever it is doing: for a run that nothing else can stop.
+        """Kill the process of a child service (SIGKILL), for example to stop a run that hangs.
 
-        Runs in flight get `DeadObject`, and so do later calls, except on sessions with ``on_death="restart"``. The
-        object still has to be closed.
+        Runs in flight and later calls raise `DeadObject`, except later calls on sessions with ``on_death="restart"``.
+        The object still has to be closed.
 
         Raises:
-            BadState: It is shared with other programs, or is this process; or it is closed.
+            BadState: The service is shared with other programs, is this process, or is closed.
         """
         self._check_open()
         self._backend.kill()
@@ -239,7 +237,7 @@ class Service(OneProcess, Closing):
         self._leaving()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle a shared service as its address; `InvalidArgument` for any other."""
+        """Pickle a shared service as its address. Raises `InvalidArgument` for any other service."""
         if self.shared is None:
             return super().__reduce_ex__(protocol)
         from .pickled import of_service
@@ -269,15 +267,15 @@ def _wait(pause: float) -> None:
 def child(
     devices: Sequence[str], *, restart: bool = False, warm: bool = False, **options: Any
 ) -> tuple[Backend, str, Callable[[], Backend], bool]:
-    """Start a service process; return the arguments of `Service`. `options` are those of `start_child`."""
-    from ..service.process.launch import start_child  # a program that stays in process needs no process boundary
+    """Start a service process, with the options of `start_child`. Return the arguments of `Service`."""
+    from ..service.process.launch import start_child  # not needed by a program without service processes
 
     backoff, begun = Backoff(), 0.0
 
     def start() -> ServiceConnection:
         nonlocal begun
         lived, begun = time.monotonic() - begun, 0.0
-        if lived <= LONGEST:  # a longer life is no crash loop
+        if lived <= LONGEST:  # after a longer life this is no crash loop
             backoff.ended(lived)
         _wait(backoff.left)
         try:

@@ -1,4 +1,4 @@
-"""`Session`: the interface of onnxruntime's session, for a model in another process."""
+"""`Session`: a model in another process, with the interface of ONNX Runtime's session."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from .run.ring import Ring
 
 _MOST_PERMITS = 4096
-_NONE: list[Permit] = []  # a newcomer's permits while others wait
+_NONE: list[Permit] = []  # the permits for a new caller while others wait
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """The options of a session, checked: see `Session`."""
+    """The checked options of a session; `Session` describes them."""
 
     device: str | None = None
     preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
@@ -77,7 +77,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def restarts(self) -> bool:
-        """True if a dead service is started again."""
+        """True if a dead service is restarted."""
         return self.on_death == "restart"
 
     @property
@@ -112,13 +112,13 @@ class Session(OneProcess, Closing):
     Sessions may share a service. Context manager.
 
     A session on a service from `connect` pickles as the service's address, the model and the options: each process that
-    reads such pickles opens it once, over a connection of its own.
+    reads such pickles opens the session once, over its own connection.
 
     Args:
         model: The path of a file (``"detector.onnx"``), the bytes of a file, a `Model` from `ModelBuilder`, or the name
-            of a model that a device of `service` has. Without a `service` also a function with `nnburst.declare` above
-            it, which is sent to the session's service; or a torch module, which is exported to ONNX, or sent unchanged
-            if the export fails; `device` can force one of the two.
+            of a model that a device of `service` has. Without a `service` also a function declared with
+            `nnburst.declare`, which is sent to the session's service; or a torch module, which is exported to ONNX,
+            or sent unchanged if the export fails (`device` can force one of the two).
         example_inputs: For a torch module: a tensor, several in a tuple, or by name in a dict. Runs take the same
             shapes.
         service: Service to run on; None starts one for this session alone, which ends with it.
@@ -127,32 +127,32 @@ class Session(OneProcess, Closing):
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``;
             `nnapi.Compilation.set_preference` explains them.
         priority: ``"low"``, ``"medium"`` or ``"high"``: a shared service takes waiting runs of higher priority first.
-        concurrency: Number of `run` calls that may be in the service at once, each with arrays of its own, made on
-            demand; None for the number of the service's CPUs. Further callers wait.
+        concurrency: Most simultaneous runs in the service, each with its own arrays, created on demand; None for the
+            number of the service's CPUs. Further callers wait.
         polling_window: See `nnapi.Burst`.
         timeout: Seconds that one run may take, including its wait for others; None for no limit, 0 for an immediate
-            answer only. Each run method takes a limit of its own, too. Setting up does not count. A WHILE may take
-            as long, 15 seconds at most; 2 without a limit.
+            answer only. Each run method also has its own limit. Setting up does not count. A WHILE may take as long,
+            but at most 15 seconds; 2 seconds without a limit.
         open_timeout: Seconds that setting up may take: opening the session, including the start of its own service;
             `bind`; and preparing a run, for instance with another burst or arrays for other shapes. None for no limit;
             if `timeout` is given, for a minute, and to prepare a run a second, or `timeout` if that is longer.
         cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with `cache_key`
             for the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
-        cache_key: 32 bytes, different for each model; None: made from the model itself.
-        cache_encrypt: Encrypt cache files with the service's key, and restore no others. Needs ``cache_dir`` or
-            ``cache_key``.
+        cache_key: 32 bytes, different for each model; None for a key made from the model.
+        cache_encrypt: True to encrypt cache files with the service's key, and to restore only such files. Needs
+            ``cache_dir`` or ``cache_key``.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs under way get `DeadObject`; the next call starts the service or connects to it again,
             within `open_timeout`, and compiles the model, or restores it from the cache. Opening a session restarts a
             `service` that is dead, or dies meanwhile, at once. Executions of `bind` continue with their arrays,
             except those with a state: the state is lost, and their calls get `DeadObject`. See `restarts`.
-        retry: Number of times that a run is repeated after a death of the service, within its timeout, before it gets
-            `DeadObject`: for models that give the same answer twice. A run with a state is never repeated.
-        sandbox: Without a `service`: as for `launch`; None for its default.
+        retry: Number of times that a run is repeated, within its timeout, after a death of the service, for models
+            without side effects. Then it raises `DeadObject`. A run with a state is never repeated.
+        sandbox: Sandbox of the session's own service, as for `launch`; None for the default.
 
     Raises:
         InvalidArgument: The model or an argument breaks a rule.
-        DeviceUnavailable: No such device, or the service could not start.
+        DeviceUnavailable: There is no such device, or the service could not start.
         GeneralFailure: No device supports the model.
         MissedDeadline: Opening took too long.
 
@@ -194,7 +194,7 @@ class Session(OneProcess, Closing):
         opening = self._opening()
         try:
             opening.call(self._open, service, sandbox)
-        except DeadObject:  # meanwhile: what opens restarts it
+        except DeadObject:  # it has died meanwhile: the opening restarts it
             if service is None or not self._options.restarts:
                 raise
             opening.call(self._open, service, sandbox)
@@ -205,7 +205,7 @@ class Session(OneProcess, Closing):
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         self._spans = spans()
-        # A dropped session does not wait for its end: the collector may run in any thread. Its parts release their
+        # A dropped session ends without waiting, as the collector may run in any thread. Its parts release their
         # objects in the service by themselves.
         self._finalizer = weakref.finalize(self, self._pool.hang_up)
         self._finalizer.atexit = False
@@ -216,8 +216,8 @@ class Session(OneProcess, Closing):
             names = (FUNCTIONS,) if self._functions else devices_for(self._model, self._device)
             from ..service.process.forked import find_zygote
 
-            with contextlib.suppress(OSError, NNBurstError):  # starting the service reports it
-                find_zygote(names)  # which imports what it needs while this process does
+            with contextlib.suppress(OSError, NNBurstError):  # the start of the service reports the error
+                find_zygote(names)  # the zygote imports modules while this process continues
         from .run.burst_pool import BurstPool
 
         with contextlib.ExitStack() as opened:
@@ -231,7 +231,7 @@ class Session(OneProcess, Closing):
                 Deadline.after(OPENING).call(service._revive)
             self._service = service
             self._compilation = opened.enter_context(self._compiled())
-            this = weakref.ref(self)  # its bursts must not keep it alive
+            this = weakref.ref(self)  # bursts must not keep the session alive
             self._pool = BurstPool(self._compilation, self._options, lambda: _open_again(this()))
             opened.pop_all()
 
@@ -258,8 +258,9 @@ class Session(OneProcess, Closing):
         inputs: Mapping[str, npt.ArrayLike] = {},
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Copy the inputs in, run, copy the outputs out. Any thread; waits while ``concurrency`` other runs are under
-        way.
+        """Copy the inputs in, run the model, and return copies of the outputs.
+
+        Any thread may call this. It waits while ``concurrency`` other runs are in progress.
 
         Args:
             output_names: Outputs to return, in order; None or an empty list for all.
@@ -291,7 +292,7 @@ class Session(OneProcess, Closing):
             permit.thread = get_ident()
             execution = permit.execution
             if execution is None or not execution._feed(inputs):
-                execution = self._runs.fed(permit, inputs, limit)
+                execution = self._runs.prepare(permit, inputs, limit)
             try:
                 if limit is self._timeout:
                     execution.run()
@@ -313,11 +314,10 @@ class Session(OneProcess, Closing):
         inputs: Mapping[str, npt.ArrayLike] = {},
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Await a run in asyncio or Trio; arguments as for `run`.
+        """Run the model without blocking the event loop of asyncio or Trio. The arguments are those of `run`.
 
-        Runs need no thread; one opens bursts while more are needed. Any number of tasks may await it; ``concurrency``
-        of their runs are under way at once. Cancelling a task abandons its run, whose arrays are used again once it has
-        ended.
+        Runs need no thread, but opening further bursts does. Any number of tasks may call it; up to ``concurrency``
+        runs are in progress at a time. Cancelling a task abandons its run, whose arrays are reused once it has ended.
 
         Raises:
             BadState: There is no event loop, or a case of `run`.
@@ -331,7 +331,7 @@ class Session(OneProcess, Closing):
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
-        """Return the indexes of outputs; None for all outputs, also if no name is given."""
+        """Return the indexes of the named outputs; None for all outputs, as if no name is given."""
         if isinstance(names, Mapping):
             raise InvalidArgument("output_names is a dict; inputs come second: session.run(None, inputs)")
         if isinstance(names, str):
@@ -354,14 +354,14 @@ class Session(OneProcess, Closing):
         steps: int | None = None,
         timeout: float | EllipsisType | None = ...,
     ) -> Execution:
-        """Return an execution with shared input and output arrays of its own, for one step or several. It keeps the
-        session alive. Each run overwrites the outputs of the run before: copy what you keep.
+        """Return an execution with its own shared input and output arrays, for one step or several.
 
-        One thread at a time may run it; a second one gets `BadState`. Executions do not wait for each other: if its
-        burst is busy, an execution moves to a free one, or opens another.
+        It keeps the session alive. Each run overwrites the outputs of the run before: copy the arrays that you keep.
+        Only one thread at a time may run it; a second one gets `BadState`. Executions do not wait for each other: if
+        its burst is busy, an execution moves to a free burst, or opens another.
 
-        Its arguments are those of `nnapi.Burst.bind`, and so are its errors; the default timeout of runs is the
-        session's. Binding itself takes `open_timeout` seconds at most.
+        Its arguments are those of `nnapi.Burst.bind`, and so are its errors. The default timeout of runs is the
+        session's. Binding itself takes at most `open_timeout` seconds.
         """
 
         def bound() -> Execution:
@@ -382,7 +382,7 @@ class Session(OneProcess, Closing):
         return self._opening().call(bound)
 
     def _opening(self) -> Deadline:
-        """Return the deadline for opening something now."""
+        """Return the deadline for an opening that starts now."""
         return Deadline.after(self._options.open_limit)
 
     @overload
@@ -413,24 +413,24 @@ class Session(OneProcess, Closing):
         timeout: float | EllipsisType | None = ...,
         on_error: OnError = "raise",
     ) -> Generator[Any, None, None]:
-        """Run the model on many inputs, several at once; yield a list of all outputs for each, in order.
+        """Run the model on many inputs, several at the same time. Yield a list of all outputs for each, in order.
 
-        Four inputs or batches are under way at once. Their arrays are kept for later calls, and take other shapes if
-        they have room; arrays of the last four calls whose inputs differ in rank are kept.
+        Four inputs or batches are in progress at a time. Their arrays are kept for later calls, also with other
+        shapes that fit; arrays are kept for the last four combinations of ranks.
 
         Args:
-            inputs: Dicts of arrays by name, as for `run`; read while the service runs earlier ones.
-            batch: Rows to run at once, if every input's first dimension is symbolic. An element of `inputs` has one row
-                or a few, and its outputs have as many.
-            timeout: See `run`, for each run from the moment that the service gets it.
+            inputs: Dicts of arrays by name, as for `run`. They are read while the service runs earlier ones.
+            batch: Rows per run, if every input's first dimension is symbolic. An element of `inputs` has one or more
+                rows, and its outputs have as many.
+            timeout: See `run`. It counts for each run from the time when the service gets it.
             on_error: ``"raise"``: stop at the first wrong input or failed run, after the outputs of the inputs before
                 it. ``"return"``: yield the exception in place of the outputs, and continue. The message names the index
                 of the input either way.
 
         Raises:
-            InvalidArgument: An input is wrong, or the model takes no batches.
-            DeadObject: The service has ended, with either `on_error`.
-            NNBurstError: A run failed, as `run` says.
+            InvalidArgument: An input is wrong, or the model cannot run batches.
+            DeadObject: The service has ended. Raised with either value of `on_error`.
+            NNBurstError: A run failed; see `run`.
         """
         if not isinstance(batch, int) or batch < 1:
             raise InvalidArgument(f"batch={batch!r}; give a number of rows, 1 or more")
@@ -444,7 +444,7 @@ class Session(OneProcess, Closing):
     def _lent_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
-        """Lend a ring of executions, which is kept for the next caller that needs one of its kind."""
+        """Lend a ring of executions, which is kept for the next caller with arguments of the same form."""
         rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:
@@ -461,7 +461,7 @@ class Session(OneProcess, Closing):
         return [node.user_view for node in self._compilation.inputs if not node.is_optional]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return names, shapes and types of the inputs that may be left out: the model has a default for each."""
+        """Return names, shapes and types of the inputs that have a default and may be left out."""
         return [node.user_view for node in self._compilation.inputs if node.is_optional]
 
     def get_outputs(self) -> list[NodeArg]:
@@ -470,12 +470,12 @@ class Session(OneProcess, Closing):
 
     @property
     def compilation(self) -> Compilation:
-        """The compilation that the session runs, for executions made step by step."""
+        """The compilation that the session runs, for use with `nnapi`."""
         return self._compilation
 
     @property
     def burst(self) -> Burst:
-        """The burst that was opened first; runs that do not overlap go through it."""
+        """The burst that was opened first, which all runs use that do not overlap."""
         return self._pool.first
 
     @property
@@ -490,11 +490,11 @@ class Session(OneProcess, Closing):
 
     @property
     def restarts(self) -> tuple[Restart, ...]:
-        """Restarts of the service so far, with ``on_death="restart"``."""
+        """The restarts of the service so far, with ``on_death="restart"``."""
         return self._pool.restarts
 
     def reopen(self) -> None:
-        """Restart a dead service now rather than with the next run. Does nothing while the service lives.
+        """Restart a dead service now, before the next run. Does nothing while the service lives.
 
         Raises:
             DeadObject: The restart failed, or the session was not opened with ``on_death="restart"``.
@@ -509,25 +509,25 @@ class Session(OneProcess, Closing):
         return self._pool.stats
 
     def latency(self) -> Latency:
-        """Return the latency of this session's runs: p50, p99 and max in seconds, and its parts.
+        """Return the latency of this session's runs: p50, p99 and max in seconds, and histograms of its parts.
 
-        Always counted, at negligible cost: in a fast loop one run in 256 is timed and stands for the others; runs that
-        are not answered at once are all timed. Runs without a burst are not counted.
+        It is always measured, at negligible cost: in a fast loop one run in 256 is timed and stands for the others,
+        while runs that are not answered at once are all timed. Runs without a burst are not counted.
         """
         return self._pool.latency()
 
     @property
     def service(self) -> Service:
-        """The service that runs it."""
+        """The service that runs the model."""
         return self._service
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that one run may take, as given when the session was opened; None for no limit."""
+        """Seconds that one run may take by default, from the opening of the session; None for no limit."""
         return self._timeout
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle a session on a shared service as address, model and options; `InvalidArgument` for any other."""
+        """Pickle a session on a shared service as address, model and options; other sessions are refused."""
         if self._service.shared is None:
             return super().__reduce_ex__(protocol)
         from .pickled import of_session
@@ -551,14 +551,14 @@ class Session(OneProcess, Closing):
         return self._leaving is not None
 
     def close(self) -> None:
-        """Release the burst and the model; a service of the session's own ends. Idempotent."""
-        # The session's own service ends first: then nothing waits for its unfinished work.
+        """Release the burst and the model, and end the session's own service. Idempotent."""
+        # The session's own service ends first, so that nothing waits for its unfinished work.
         self._leaving = self._leaving or Leaving(
             self._pool.refuse,
             self._pool.end_restart,
             self._owned.close if self._owned is not None else lambda: None,
             self._pool.close,
-            lambda: self._compilation.close(),  # also one that a restart has just made
+            lambda: self._compilation.close(),  # the attribute is read late: a restart may replace it
             self._runs.permits.forget,
             self._finalizer.detach,
         )
@@ -566,7 +566,7 @@ class Session(OneProcess, Closing):
 
 
 def _open_again(session: Session | None) -> str:
-    """Restart a session's dead service and compile the model; return the cache report."""
+    """Restart a session's dead service and compile the model. Return the cache result."""
     if session is None:
         raise BadState("the session was dropped")
     session._service._revive()

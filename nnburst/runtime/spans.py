@@ -1,4 +1,4 @@
-"""OpenTelemetry spans for the runs of a session, in programs that use OpenTelemetry; others pay nothing."""
+"""OpenTelemetry spans for the runs of a session, at no cost for programs without OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _inside: ContextVar[bool] = ContextVar("nnburst_inside_span", default=False)
 
 
 class Spans:
-    """Makes spans of a session's runs if the program's sampler wants them."""
+    """Maker of spans for a session's runs, if the program's sampler wants them."""
 
     def __init__(self) -> None:
         self._trace = sys.modules["opentelemetry.trace"]
 
     @property
     def wanted(self) -> bool:
-        """True if the current run has no span of its own yet."""
+        """Return True if the current run has no span yet."""
         return not _inside.get()
 
     @contextlib.contextmanager
@@ -41,7 +41,7 @@ class Spans:
                 _inside.reset(before)
 
     def of_many(self, session: Session, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Make a span of a generator's work; it is not the current span where values are consumed."""
+        """Make a span for a generator's work. It is not the current span where values are consumed."""
         with self._tracer.start_span("nnburst.run_many", **self._about(session)):
             yield from outcomes
 
@@ -60,7 +60,7 @@ class Spans:
 
 @contextlib.contextmanager
 def below(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Make the span in a request's headers (``traceparent``) current in the ``with`` block.
+    """Make the span of a request's ``traceparent`` header the current span in the ``with`` block.
 
     Source: https://www.w3.org/TR/trace-context/
     """

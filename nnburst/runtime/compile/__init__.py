@@ -1,1 +1,1 @@
-"""Compiling a model, with the cache files of its compilation."""
+"""Compilation of models, and the cache files of compilations."""

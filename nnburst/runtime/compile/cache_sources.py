@@ -1,7 +1,7 @@
-"""Sources of cache files: a cache directory, or files that are open already.
+"""Sources of cache files: a cache directory, or files that the caller has opened.
 
-A source makes one offer after the other: entries to be restored, then room for a new one. It continues only while
-offers fail, and closes the files of an offer when it continues or is closed.
+A source makes offers one by one: entries to restore, then files for a new entry. The next offer is made only if the
+one before failed. The files of an offer are closed at the next offer, or when the source is closed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same model."""
 _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG)
-"""Reasons of devices against saving a model; after a few refusals a device is not asked again."""
+"""Reasons for which devices decline to save a model. After a few of them, the device is not asked again."""
 
 
 class Job(Struct, frozen=True):
-    """One compilation for one device.
+    """A compilation of a model or a part of one, for one device.
 
     Attributes:
-        model: A whole model, or the part of one that the device runs.
-        part: Operations of that part in the whole model: (subgraph, index).
+        model: The model, or the part of it that the device runs.
+        part: Operations of the part in the whole model, as (subgraph, index).
     """
 
     device: Device
@@ -46,16 +46,16 @@ class Job(Struct, frozen=True):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Numbers of model files and of data files."""
+        """The number of model files and the number of data files."""
         return self.device.get_number_of_cache_files_needed()
 
 
 class Entry(Struct, frozen=True):
-    """Files of an earlier compilation.
+    """The files of an earlier compilation.
 
     Attributes:
-        generation: Number of the save that wrote them, if the source knows.
-        close: Closes the files before the source does.
+        generation: Number of the save that wrote the files, if known.
+        close: Function that closes the files early.
     """
 
     files: CacheFiles
@@ -63,47 +63,47 @@ class Entry(Struct, frozen=True):
     close: Callable[[], None] = lambda: None
 
 
-def _said(files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-    """Return the device's outcome of a save; DECLINED if it gives none."""
+def _outcome_of(files: CacheFiles, prepared: PreparedModel) -> CacheReason:
+    """Return the outcome of a save that the device reports; DECLINED if it reports none."""
     return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
 
 
 class Room(Struct, frozen=True):
-    """Files for a new entry; the last offer of a source.
+    """The files for a new entry, which are the last offer of a source.
 
     Attributes:
         files: Open files, new or to be overwritten.
-        keep: Makes an entry of the files after compiling; returns the outcome.
+        keep: Function that makes the files an entry after compiling, and returns the outcome.
     """
 
     files: CacheFiles
-    keep: Callable[[CacheFiles, PreparedModel], CacheReason] = _said
+    keep: Callable[[CacheFiles, PreparedModel], CacheReason] = _outcome_of
 
 
 class CacheSource:
     """A source of cache files."""
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
-        """Yield entries to restore, the newest first, then room for a new one; `CacheRejected` if it cannot."""
+        """Yield entries to restore, the newest first, then a `Room`. Raises `CacheRejected` if there is none."""
         raise NotImplementedError
 
     def note(self, reason: CacheReason, entry: Entry) -> None:
-        """Remember that an entry was used; remove a spoilt one.
+        """Record the use of an entry, or remove a spoilt one.
 
         Args:
-            reason: HIT, or why it was refused.
+            reason: HIT, or the reason why the entry was refused.
         """
 
     def close(self) -> None:
-        """Close files that are kept for several compilations."""
+        """Close files that stay open for several compilations."""
 
 
 class DirectoryCache(CacheSource):
-    """Files in a `Cache` directory.
+    """A source of cache files in a `Cache` directory.
 
     Args:
-        cache_key: The application's cache key, 32 bytes; None: made from the model itself, constants included.
-        encrypt: Have the device encrypt the files.
+        cache_key: The application's cache key, 32 bytes; None for a key made from the model, including its constants.
+        encrypt: True to have the device encrypt the files.
     """
 
     def __init__(self, cache: Cache, cache_key: bytes | None, *, encrypt: bool = False) -> None:
@@ -150,10 +150,10 @@ class DirectoryCache(CacheSource):
 
         yield from existing()
         left = Deadline(job.asked.deadline_ns).left()
-        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # the rest is to compile
+        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # the rest is for compiling
         for last in (False, True):
             with contextlib.closing(self._staged(entry, job, until)) as staged:
-                if staged.waited or self._cache.generations(entry) - seen:  # another process has written it meanwhile
+                if staged.waited or self._cache.generations(entry) - seen:  # another process may have written it
                     if not last:  # other waiting processes need not wait for this one
                         staged.close()
                     yield from existing()
@@ -182,7 +182,7 @@ class DirectoryCache(CacheSource):
     def _published(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
         from ...cache.container import is_encrypted  # imported late: few clients need it
 
-        result, reason = prepared.cache_result, _said(files, prepared)
+        result, reason = prepared.cache_result, _outcome_of(files, prepared)
         if result is None or not result.saved:
             return reason
         if _has_changed(job.model, files.fingerprint):
@@ -195,7 +195,7 @@ class DirectoryCache(CacheSource):
         try:
             staged.publish(generation)
             if not job.device.confirm_cache(files.cache_key, generation):
-                return CacheReason.NO_ROW  # the service has lost the key; an older generation may work
+                return CacheReason.NO_ROW  # the service has lost this key, but an older generation may work
             staged.finish(generation)
         except DeadObject:
             raise
@@ -213,7 +213,7 @@ class DirectoryCache(CacheSource):
 
 
 def _has_changed(model: Model, fingerprint: bytes) -> bool:
-    """True if memory or a file behind constants was written since the save; a device may not have checked."""
+    """Return True if memory or files of constants were changed after the save, which devices may not check."""
     operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
     if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
         return False
@@ -224,7 +224,7 @@ def _has_changed(model: Model, fingerprint: bytes) -> bool:
 
 
 class DescriptorCache(CacheSource):
-    """The caller's open files. The descriptors are duplicated; `close` closes the duplicates.
+    """A source of files that the caller has opened. It duplicates the descriptors; `close` closes the duplicates.
 
     Args:
         cache_key: 32 bytes, used unchanged.

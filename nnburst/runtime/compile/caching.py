@@ -1,6 +1,4 @@
-"""Compilation caching in the runtime: restore an offered entry, else compile and save. A failed look-up is not an
-error: the model is compiled then.
-"""
+"""Compilation caching in the runtime: restore an offered entry, or compile and save. A failed look-up is no error."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _PASSING = {
     ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: CacheReason.BUSY,
     ErrorStatus.DEVICE_UNAVAILABLE: CacheReason.BUSY,
 }
-"""Cache reasons for look-up errors that say nothing about the entry."""
+"""Cache reasons of look-up errors that are not the entry's fault."""
 
 
 class CacheReport(Struct, frozen=True):
@@ -38,7 +36,7 @@ class CacheReport(Struct, frozen=True):
             accepted; compiled and not saved) or ``DISABLED`` (not requested, or the device does not cache).
         reason: The outcome in detail.
         rejected: Reason for which existing files were not accepted; None if there were no files, or they were accepted.
-        nbytes: Bytes of the files that were used or written.
+        nbytes: Bytes of the files that were read or written.
         lookup_ms: Duration of the look-up in milliseconds.
         compile_ms: Duration of the compilation, including the save; 0 after a hit.
         save_ms: Duration of the save alone.
@@ -60,14 +58,14 @@ _WORST = ("REJECTED", "NOT_SAVED", "SAVED", "HIT", "DISABLED")
 
 
 def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
-    """Return one report for the parts of a model: the worst outcome, and sums."""
+    """Return one report for all parts of a model, with the worst outcome and the sums."""
     worst = min(reports, key=lambda report: _WORST.index(report.outcome))
     sums = ("nbytes", "lookup_ms", "compile_ms", "save_ms")
     return replace(worst, **{name: sum(getattr(report, name) for report in reports) for name in sums})
 
 
 class _Attempt:
-    """One compilation with caching: the device tries each offer of the source."""
+    """A compilation with caching, in which the device tries each offer of the source."""
 
     def __init__(self, job: Job, source: CacheSource) -> None:
         self._job, self._source = job, source
@@ -78,10 +76,10 @@ class _Attempt:
         self.failed = False
         """True if compiling failed."""
         self._suspect: Entry | None = None
-        """The entry that the device was restoring when its process ended."""
+        """The entry that was being restored when the device's process ended."""
 
     def take(self, offer: Entry | Room) -> CacheReason | None:
-        """Use an offer; return its outcome, or None if the next offer is needed."""
+        """Try an offer. Return the outcome, or None if the next offer is needed."""
         if isinstance(offer, Room):
             return offer.keep(offer.files, self.compile(offer.files))
         if self.rejected is CacheReason.DEAD_SERVICE:
@@ -92,13 +90,13 @@ class _Attempt:
             self._note(CacheReason.HIT, offer)
             return CacheReason.HIT
         self.rejected = refused
-        offer.close()  # an open file could not be removed
+        offer.close()  # an open file cannot be removed
         if offer is not self._suspect:
             self._note(refused, offer)
         return None
 
     def _restore(self, entry: Entry) -> CacheReason | None:
-        """Have the device restore an entry; return the reason if it did not."""
+        """Have the device restore an entry. Return None, or the reason if it does not."""
         device, deadline_ns, alive = self._job.device, self._job.asked.deadline_ns, False
         with contextlib.suppress(Exception):  # a stuck service must not cost more than the deadline
             alive = not deadline_ns and device.status is not DeviceStatus.OFFLINE
@@ -106,7 +104,7 @@ class _Attempt:
             files = replace(entry.files, priority=self._job.asked.priority)
             self.prepared = device.prepare_model_from_cache(files, deadline_ns)
         except DeadObject:
-            if not alive:  # the entry is to blame only if the device works without it
+            if not alive:  # the entry is at fault only if the device works without it
                 self._suspect = entry
             return CacheReason.DEAD_SERVICE
         except CacheRejected as error:
@@ -119,7 +117,7 @@ class _Attempt:
         return None
 
     def compile(self, files: CacheFiles | None) -> PreparedModel:
-        """Compile, and save if there are files; raise the device's errors."""
+        """Compile, and save into `files` if given. Raises the device's errors."""
         started = time.perf_counter()
         try:
             prepared = self._job.device.prepare_model(self._job.model, replace(self._job.asked, cache=files))
@@ -139,7 +137,7 @@ class _Attempt:
 
 
 def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedModel, CacheReport]:
-    """Restore a compilation, or else compile the model and try to save the result."""
+    """Restore a compilation, or compile the model and try to save the result."""
     if source is None:
         return job.device.prepare_model(job.model, job.asked), NO_CACHE
     if not 0 < sum(job.counts) or max(job.counts) > _MOST_COUNT:

@@ -1,4 +1,4 @@
-"""Compiling a model step by step: the life cycle of an NNAPI compilation."""
+"""The compilation of a model, with the life cycle of an NNAPI compilation."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 _FINAL = (InvalidArgument, MissedDeadline, BadState)
-"""Compilation errors that another device cannot avoid."""
+"""Compilation errors that would be the same on another device."""
 
 
 class StepReport(Struct, frozen=True):
-    """The operations that one device runs.
+    """A step of a model: the operations that one device runs.
 
     Attributes:
-        device: Its name.
+        device: Name of the device.
         operations: Indexes in the main subgraph, in running order.
         cache: Result of caching for these operations.
     """
@@ -53,7 +53,7 @@ class CompilationReport(Struct, frozen=True):
 
     Attributes:
         steps: The steps in running order; one if one device runs all.
-        refusals: (name, reason) of devices that failed to compile.
+        refusals: (name, reason) for each device that failed to compile.
     """
 
     steps: tuple[StepReport, ...]
@@ -115,7 +115,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The model file's metadata; `GeneralFailure` if there is none."""
+        """The metadata of the model file. Raises `GeneralFailure` if there is no file."""
         if self._imported is None or self._imported.metadata is None:
             raise GeneralFailure("the model has no metadata here: it is of no ONNX file, or they are too long")
         return self._imported.metadata
@@ -171,7 +171,7 @@ class Compilation(OneProcess, Closing):
         """Compile the model. The object counts as finished even if this fails.
 
         Raises:
-            BadState: It is finished already.
+            BadState: The compilation is already finished.
             InvalidArgument: The model breaks a rule.
             GeneralFailure: No device supports every operation, or the compiler failed.
             MissedDeadline: The timeout passed.
@@ -220,7 +220,7 @@ class Compilation(OneProcess, Closing):
         raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(self._lacks)}")
 
     def _asked(self) -> list[tuple[Device, Sequence[bool]]]:
-        """Ask each device for the operations that it supports, and note the others."""
+        """Ask each device which operations it supports. Devices that fail are recorded as refusals."""
         operations, answers = self.model.main.operations, list[tuple[Device, Sequence[bool]]]()
         for device in self._devices:
             supported: tuple[bool, ...] = ()
@@ -235,11 +235,10 @@ class Compilation(OneProcess, Closing):
         return answers
 
     def _steps(self, able: _Able) -> list[tuple[Device, Model, tuple[int, ...]]]:
-        """Assign the model to the first device that supports all of it; to several if no device does, or if that is
-        faster.
+        """Assign the model to the first device that supports all of it, or to several if none does or that is faster.
 
         Raises:
-            GeneralFailure: The devices cannot run it together, either.
+            GeneralFailure: Even all devices together cannot run the model.
         """
         chosen = self._names_devices or self._imported is not None
         speeds = None if chosen else [device.capabilities for device, _ in able]
@@ -269,7 +268,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def _has_one_device(self) -> bool:
-        """True if it is for exactly one device, as timing and deadlines require."""
+        """True if exactly one device is given, as timing and deadlines require."""
         return len(self._devices) == 1
 
     def set_caching(
@@ -280,16 +279,16 @@ class Compilation(OneProcess, Closing):
         limits: Limits | None = None,
         encrypt: bool = False,
     ) -> None:
-        """Save the compiled model in files, and restore it next time. The last call before `finish` counts.
+        """Save the compiled model in files, and restore it next time. The last call before `finish` takes effect.
 
         Args:
             directory: Path or open descriptor of a directory of this user's own.
-            cache_key: 32 bytes, different for each model. All zeros is a cache key like any other.
+            cache_key: 32 bytes, different for each model. A key of zeros is not special.
             limits: Limits on the size of the directory.
-            encrypt: Encrypt the files with the service's key, and restore no others.
+            encrypt: True to encrypt the files with the service's key, and to restore only such files.
 
         Raises:
-            InvalidArgument: An argument is None or of the wrong kind; the cache key has not 32 bytes.
+            InvalidArgument: An argument is None or has the wrong type, or the cache key does not have 32 bytes.
             BadState: The compilation is finished.
         """
         if not isinstance(directory, str | os.PathLike | int) or isinstance(directory, bool):
@@ -307,11 +306,10 @@ class Compilation(OneProcess, Closing):
         limits: Limits | None = None,
         encrypt: bool = False,
     ) -> None:
-        """Cache as `set_caching`, with a cache key made from the model itself, constants included, so that it cannot be
-        wrong.
+        """Cache like `set_caching`, with a cache key made from the model, including its constants.
 
         Args:
-            directory: Default: ``NNBURST_CACHE_DIR``, else the user's cache home.
+            directory: The directory; None for ``NNBURST_CACHE_DIR`` or else the user's cache directory.
             limits, encrypt: See `set_caching`.
         """
         self._check_open()
@@ -320,7 +318,7 @@ class Compilation(OneProcess, Closing):
         self._set_cache_source(DirectoryCache(Cache(directory, limits), None, encrypt=encrypt))
 
     def _set_cache_source(self, source: CacheSource | None) -> None:
-        """Set a cache source, as `set_caching`; None for no caching."""
+        """Set the source of cache files; None for no caching. Raises the same errors as `set_caching`."""
         if not isinstance(source, CacheSource | None):
             raise InvalidArgument(f"expected a CacheSource, got {source!r}; set_caching() takes a directory")
         self._check_open()
@@ -328,7 +326,7 @@ class Compilation(OneProcess, Closing):
         self._cache = source
 
     def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], cache_key: bytes) -> None:
-        """Cache as `set_caching`, in files that the caller has open for reading and writing.
+        """Cache like `set_caching`, in files that the caller has opened for reading and writing.
 
         Args:
             model_fds: Descriptors of the device's model files, duplicated; with a wrong number of them nothing is
@@ -337,7 +335,7 @@ class Compilation(OneProcess, Closing):
             cache_key: 32 bytes.
 
         Raises:
-            InvalidArgument: A descriptor is not open; the cache key has not 32 bytes.
+            InvalidArgument: A descriptor is not open, or the cache key does not have 32 bytes.
             BadState: The compilation is finished.
         """
         checked = checked_cache_key(cache_key)
@@ -346,19 +344,19 @@ class Compilation(OneProcess, Closing):
 
     @property
     def cache_report(self) -> CacheReport:
-        """Result of caching; for a model in parts, the worst outcome of a part and the sums of all.
+        """Result of caching. For a model in parts, the worst outcome and the sums.
 
         Raises:
-            BadState: Not finished, or it failed.
+            BadState: The compilation is not finished, or failed.
         """
         return combined_report([step.cache for step in self.report.steps])
 
     @property
     def report(self) -> CompilationReport:
-        """The devices that run the model, and the reasons of those that refused.
+        """The devices that run the model, and the reasons why others refused.
 
         Raises:
-            BadState: Not finished, or it failed.
+            BadState: The compilation is not finished, or failed.
         """
         if self._report is None:
             raise BadState("the compilation is not finished or has failed")
@@ -381,7 +379,7 @@ class Compilation(OneProcess, Closing):
         """Names, shapes and types of the inputs.
 
         Raises:
-            BadState: Not finished, or it failed.
+            BadState: The compilation is not finished, or failed.
             InvalidArgument: An argument's type has no NumPy type.
         """
         return self._nodes[0]
@@ -393,10 +391,10 @@ class Compilation(OneProcess, Closing):
 
     @property
     def prepared_model(self) -> PreparedModel:
-        """The prepared model that `finish` made.
+        """The prepared model that `finish` has made.
 
         Raises:
-            BadState: Not finished, or it failed, or it is closed.
+            BadState: The compilation is not finished, failed, or is closed.
         """
         if self._prepared is None or self._refuses:
             raise BadState("the compilation is not finished, has failed or is closed, or its service is")
@@ -427,11 +425,11 @@ class Compilation(OneProcess, Closing):
 
 
 _Able = Sequence[tuple[Device, Sequence[bool]]]
-"""Devices, each with the operations that it supports."""
+"""Devices, each with a flag for every operation that it supports."""
 
 
 def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
-    """Return the devices that can run all of a model, with their times, the fastest first if known."""
+    """Return the devices that can run a whole model, with their times. If times are known, the fastest is first."""
     if speeds is None:
         return [(0.0, device) for device, supported in able if all(supported)]
     from ...model.performance import NEVER, operation_cost
@@ -447,7 +445,7 @@ def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> 
 def _parts(
     model: Model, able: _Able, speeds: Sequence[Capabilities] | None, alone: Sequence[tuple[float, Device]]
 ) -> Sequence[Step]:
-    """Cut a model into parts if no device can run all of it, or if several are faster together; else return nothing."""
+    """Cut a model into parts if no device can run all of it or if that is faster. Otherwise return no parts."""
     if alone and (speeds is None or len(alone) == len(able)):
         return ()
     from ...devices.partitioned import PartitionedDevice

@@ -1,4 +1,4 @@
-"""Models from files and by name: the devices that read them, and the files that belong to a model."""
+"""Models given by file or by name: the devices that read them, and the other files of a model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ModelSource = Model | str | os.PathLike[str] | bytes | Callable[..., Any]
 FUNCTIONS = "nnburst-function"
 _ONNX, _TFLITE = ".onnx", ".tflite"
 SUFFIXES = {_ONNX: "nnburst-onnxruntime", _TFLITE: "nnburst-litert"}
-"""Suffixes of model files, and the devices that read them."""
+"""The device that reads model files of each suffix."""
 _EXTRAS = {"nnburst-onnxruntime": ("onnxruntime", "onnx"), "nnburst-litert": ("ai_edge_litert", "litert")}
-"""A module that a device needs, and the extra that has it."""
+"""The module that each device needs, and the extra that installs it."""
 _ANY = " or ".join(SUFFIXES)
 _WAYS_OUT = "torch.onnx.export() writes such files, tf2onnx and others convert to them"
 
@@ -39,10 +39,10 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
 
     Args:
         model: A model, the path of a file, or its bytes.
-        device: Name of the device to run it, if it matters.
+        device: Name of the device to run it; None for any.
 
     Raises:
-        InvalidArgument: No device reads such a file.
+        InvalidArgument: No device can read the file.
     """
     if device is not None and device not in DEFAULT_DEVICES:
         return (device,)
@@ -66,12 +66,12 @@ def _suffix(source: str | bytes) -> str:
 
 
 def is_name(source: str | bytes) -> TypeGuard[str]:
-    """True if it names a model in a service rather than a file."""
+    """Return True if a source is the name of a model in a service, not a file."""
     return isinstance(source, str) and not source.lower().endswith(tuple(SUFFIXES))
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
-    """Return (not raise) the error for a path that no device reads; None if it may be the name of a model."""
+    """Return (not raise) the error for a path that no device can read; None if it may be the name of a model."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
         return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_ANY}: {_WAYS_OUT}")
@@ -84,7 +84,7 @@ def _no_reader(path: str) -> InvalidArgument | None:
 def found(
     service: Service, device: str | None, model: Model | str | bytes
 ) -> Iterator[tuple[Model | ImportedModel, Service | Sequence[Device]]]:
-    """Find a model and its devices; raises the same errors as `imported`."""
+    """Find a model and its devices. Raises the same errors as `imported`."""
     if isinstance(model, Model):
         yield model, service if device is None else (service.device(device),)
     else:
@@ -99,12 +99,12 @@ def imported(
     """Have a device of a service read a model, whose files are open until the end of the ``with`` block.
 
     Args:
-        name: Name of the device; None for the one that reads such files or has a model of that name.
+        name: Name of the device; None for the one that reads the file or has a model of that name.
         source: Path of a file with a known suffix, the file's bytes, or a model's name.
 
     Raises:
-        InvalidArgument: A file is missing, no regular file, has another suffix, or is outside the model's directory; or
-            no device has a model of that name.
+        InvalidArgument: A file is missing, not a regular file, has an unknown suffix, or is outside the model's
+            directory; or no device has a model of that name.
         DeviceUnavailable: The service has no such device.
         GeneralFailure: The device cannot read the file.
     """
@@ -134,11 +134,11 @@ def imported(
 def checked_source(
     model: object, examples: object, device: str | None, *, has_service: bool
 ) -> tuple[Model | str | bytes, bytes]:
-    """Return the model to open, and the functions to send for it; `InvalidArgument` if it is not a model.
+    """Return the model to open and the functions to send for it. Raises `InvalidArgument` if it is not a model.
 
     Args:
         examples: Example inputs of a torch module.
-        device: Device to run it, if it matters.
+        device: Name of the device to run it; None for any.
         has_service: True if the session uses an existing service: functions cannot be sent to it.
     """
     if not isinstance(model, Model | str | os.PathLike | bytes) and callable(model):
@@ -171,7 +171,7 @@ def checked_source(
 
 
 def in_memory(data: bytes) -> Memory:
-    """Return shared memory with these bytes."""
+    """Return new shared memory that contains these bytes."""
     if not data:
         raise InvalidArgument("the bytes of the model are empty")
     from ...memory.memory import Memory
@@ -200,7 +200,7 @@ def _by_name(service: Service | ServiceConnection, device: str | None, name: str
         except InvalidArgument as error:
             known.append(str(error))
         except GeneralFailure:
-            pass  # this device has no models by name
+            pass  # this device has no named models
     if (not known or os.sep in name) and (refusal := _no_reader(name)):
         raise refusal
     where = "this service" if device is None else device

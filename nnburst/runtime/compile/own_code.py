@@ -1,4 +1,4 @@
-"""Functions and torch modules as models: code of this program, which runs in a service of its own."""
+"""Functions and torch modules as models: code of this program that runs in the session's own service."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ONNX, _FUNCTIONS = "nnburst-onnxruntime", "nnburst-function"
 
 
 def is_torch_module(model: object) -> bool:
-    """True for a ``torch.nn.Module``."""
-    modules = sys.modules.get("torch.nn")  # a program with a module has imported torch
+    """Return True for a ``torch.nn.Module``."""
+    modules = sys.modules.get("torch.nn")  # a program that has a module has imported torch
     return modules is not None and isinstance(model, modules.Module)
 
 
@@ -33,11 +33,11 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
     Args:
         examples: One tensor, a tuple or list in the order of the parameters, or a dict by their names. The
             model takes these dtypes and shapes.
-        device: ``"nnburst-onnxruntime"`` or ``"nnburst-function"``, if only one of the two will do.
+        device: ``"nnburst-onnxruntime"`` or ``"nnburst-function"`` to force one of the two ways.
 
     Raises:
-        InvalidArgument: There are no examples, the module does not accept them or returns other values than tensors, or
-            it cannot be exported for a `device` that reads files.
+        InvalidArgument: There are no examples, the module does not accept them or returns values other than tensors,
+            or it cannot be exported although `device` requires that.
     """
     import torch
 
@@ -85,7 +85,7 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
 
 
 class _ModuleFunction:
-    """A module as a function of arrays."""
+    """A torch module as a function of arrays."""
 
     __nnburst__: Declaration
 
@@ -94,7 +94,7 @@ class _ModuleFunction:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._module.eval()  # the copy in the service only
+        self._module.eval()  # affects only the copy in the service
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         import torch
@@ -107,14 +107,14 @@ class _ModuleFunction:
 
 
 def _parameters(module: torch.nn.Module, n: int) -> list[str]:
-    """Return names for the first inputs of a module: the names of its parameters, as far as they have any."""
+    """Return names for the first inputs of a module, from the names of its parameters where possible."""
     parameters = inspect.signature(module.forward).parameters.values()
     named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return [*named[:n], *(f"input{i}" for i in range(len(named), n))]
 
 
 def _tensors(answer: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors that a module returned, by output name."""
+    """Return the tensors in a module's answer, by output name."""
     import torch
 
     if isinstance(answer, tuple | list):

@@ -29,14 +29,14 @@ _FIRST_GUESS = 4096
 
 
 class Argument(Struct, frozen=True):
-    """One input or output of an execution; omitted, or without elements, if it has neither room nor memories.
+    """An input or output of an execution. It is omitted or has no elements if it has neither room nor memories.
 
     Attributes:
-        room: Bytes reserved for it in the execution's own memory.
-        memories: Memory outside the execution's own that contains it: one, or two that alternate run by run.
-        offset: First byte of its region in that memory.
-        length: Bytes in use, there or in its room; 0 for a device buffer used whole.
-        dimensions: Its dimensions; empty means "as in the model".
+        room: Bytes reserved for the argument in the execution's own memory.
+        memories: Other memory that contains the argument: one, or two that alternate from run to run.
+        offset: First byte of the argument in that memory.
+        length: Bytes in use; 0 for a device buffer that is used whole.
+        dimensions: Dimensions of the argument; empty for those in the model.
     """
 
     room: int = 0
@@ -47,12 +47,12 @@ class Argument(Struct, frozen=True):
 
 
 class ArgumentLayout(Struct, frozen=True):
-    """Arguments with a place in memory each.
+    """The places of arguments in memory.
 
     Attributes:
         memory: The execution's own memory; None if no argument needs it.
-        offsets: First byte in it of each argument's room.
-        views: The room of each argument; None for an argument elsewhere.
+        offsets: First byte of each argument's room in that memory.
+        views: Bytes of each argument's room; None for an argument in other memory.
     """
 
     memory: Memory | None
@@ -61,7 +61,7 @@ class ArgumentLayout(Struct, frozen=True):
 
 
 def lay_out(arguments: Sequence[Argument]) -> ArgumentLayout:
-    """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes."""
+    """Return places for arguments. Those in the execution's own memory begin at multiples of 64 bytes."""
     offsets: list[int] = []
     total = 0
     for argument in arguments:
@@ -83,7 +83,7 @@ def lay_out(arguments: Sequence[Argument]) -> ArgumentLayout:
 def requests_for(
     layout: ArgumentLayout, arguments: Sequence[Argument], inputs: int, steps: Steps | None = None
 ) -> tuple[Request, ...]:
-    """Return the request for arguments that were laid out, or two requests that alternate.
+    """Return the request for arguments with their places, or two requests that alternate.
 
     Args:
         inputs: Number of inputs among the arguments.
@@ -112,9 +112,9 @@ class ExternalBuffer(Struct, eq=False):
 
     Attributes:
         offset: First byte in the memory.
-        nbytes: Bytes from there to the end, or of the view.
+        nbytes: Bytes from that offset to the end of the memory, or of the view.
         shape: Shape of the view; None if a pool was given.
-        view: NumPy view of it; None until its shape is known.
+        view: NumPy view of the memory; None until the shape is known.
     """
 
     memory: Memory
@@ -130,7 +130,7 @@ def find_buffers(
     given: Mapping[str, Memory | Array],
     state: Mapping[str, str],
 ) -> dict[str, ExternalBuffer]:
-    """Return the pools behind the ``memory`` argument of `Burst.bind`."""
+    """Return the buffers behind the ``memory`` argument of `Burst.bind`, by argument name."""
     nodes = {node.name: node for node in (*inputs, *outputs)}
     written = {node.name for node in outputs}
     places = {}
@@ -178,7 +178,7 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
 def given_shapes(
     shapes: Mapping[str, int | Sequence[int]], places: Mapping[str, ExternalBuffer], steps: int | None
 ) -> dict[str, int | Sequence[int]]:
-    """Return the given shapes and those of views, whose leading dimension of steps is cut off.
+    """Return the given shapes, and the shapes of views without their leading dimension of steps.
 
     Raises:
         InvalidArgument: Two shapes of one argument differ, or a view has no dimension of steps.
@@ -200,23 +200,23 @@ def given_shapes(
 
 
 class Arguments:
-    """The arguments of an execution: states, memory of the caller's, and arrays that are shared with the service.
+    """The arguments of an execution: states, memory of the caller, and arrays shared with the service.
 
     Args:
         compilation: The compiled model.
         sizes: Shapes of all arguments, of one step.
         states: The inputs and outputs that are states.
         buffers: The caller's memory, by argument name.
-        rooms: Bytes by name of an output whose shape only a run tells, whatever the model says; default 4096.
+        rooms: Bytes for outputs of unknown shape, by name; default 4096. Takes precedence over the model.
         steps: The steps of a run and how they are tied; None for one step, without a leading dimension.
         least: Minimum bytes of arguments of known shapes, by name.
 
     Attributes:
-        compilation: Replaced by one with the same arguments when the model is compiled again.
-        sizes: Shapes of all arguments now.
+        compilation: The compiled model, replaced when the model is compiled again.
+        sizes: Current shapes of all arguments.
         inputs: Arrays by input name.
         outputs: Arrays by output name, flat bytes where the shape is not known.
-        shown: Inputs and outputs as callers see them.
+        shown: Inputs and outputs in the form that callers see.
         feeds: (name, dtype, shape, array) by input name; without a dtype if a value must be encoded first.
         copies: Functions that copy the output arrays, by name; None if they need the shapes of a run.
         layout: The places of the arguments.
@@ -270,7 +270,7 @@ class Arguments:
         return [None if node.name in rooms else shape for node, shape in zip(self._nodes, shapes, strict=True)]
 
     def _argument(self, index: int, node: NodeArg, shape: tuple[int, ...] | None, room: int) -> Argument:
-        """Return an argument of a shape; in the execution's own memory it gets at least that room."""
+        """Return an argument of a shape, with at least that room if it is in the execution's own memory."""
         is_input = index < self._inputs
         if is_input and shape is None:
             return Argument()
@@ -283,11 +283,11 @@ class Arguments:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:
             raise InvalidArgument(f"{node.name!r}: {error}") from None
-        if not is_input and not nbytes:  # an output has room even if it needs none
+        if not is_input and not nbytes:  # every output has room, even if it needs none
             guess = 0 if shape is not None else ROOM if node.holds else _FIRST_GUESS
             room = max(room or guess, node.dtype.itemsize)
             return Argument(room=room, length=room)
-        if not is_input and node.holds:  # its shape is that of its room
+        if not is_input and node.holds:  # its shape is the size of its room
             dimensions = ()
         return Argument(room=max(room, nbytes) if nbytes else 0, length=nbytes, dimensions=dimensions)
 
@@ -318,7 +318,7 @@ class Arguments:
             )
 
     def _make_array(self, index: int) -> None:
-        """Make the array of an argument whose shape is known."""
+        """Create the array of an argument of known shape."""
         node, array = self._nodes[index], self._array(index)
         if array is None:
             return
@@ -331,7 +331,7 @@ class Arguments:
                 self.copies[node.name] = array.copy
 
     def _array(self, index: int) -> Array | None:
-        """Return the array of an argument; None if it is left out, a state, or not readable here."""
+        """Return the array of an argument; None if it is omitted, a state, or not readable in this process."""
         node, shape, room = self._nodes[index], self._known[index], self.layout.views[index]
         buffer, whole = self._buffers.get(node.name), None if shape is None else self._stepped(shape)
         if buffer is not None:
@@ -347,13 +347,13 @@ class Arguments:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The request, or two that alternate."""
+        """The request, or two requests that alternate."""
         return requests_for(self.layout, self._all, self._inputs, self.steps)
 
     # ---- other shapes ----------------------------------------------------------------------------------------
 
     def solved(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
-        """Return the shapes of all arguments for given ones.
+        """Return the shapes of all arguments, completed from given shapes.
 
         Raises the same errors as `solve_shapes` and `check_states`.
         """
@@ -365,7 +365,7 @@ class Arguments:
         return solved(self.compilation, given, self._buffers, state, grow)
 
     def sizes_with(self, arrays: Mapping[str, Array]) -> Sizes:
-        """Return the shapes of all arguments when some inputs get those of arrays.
+        """Return the shapes of all arguments if some inputs get the shapes of arrays.
 
         Raises:
             InvalidArgument: The model does not admit a shape.
@@ -383,7 +383,7 @@ class Arguments:
         return complete_shapes(nodes, self.compilation.outputs, there, left_out=left_out)
 
     def resized(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
-        """Return the arguments that other shapes change, by index; `InvalidArgument` if they do not fit."""
+        """Return the arguments that change with new shapes, by index. Raises `InvalidArgument` if one is unfit."""
         rows = enumerate(zip(self._known_shapes(sizes), self._known, strict=True))
         return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
 
@@ -408,7 +408,7 @@ class Arguments:
         return shape, Argument(room=before.room, length=nbytes or before.length, dimensions=dimensions)
 
     def numbers(self, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> list[int]:
-        """Return the lengths and dimensions of a packet, in order."""
+        """Return the changed lengths and dimensions for a packet, in order."""
         numbers: list[int] = []
         for i, argument in enumerate(self._all):
             now = changed[i][1] if i in changed else argument
@@ -417,14 +417,14 @@ class Arguments:
         return numbers
 
     def resize(self, sizes: Sizes, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> None:
-        """Give the arguments other shapes; `resized` has returned the changes."""
+        """Change the shapes of the arguments. `resized` has returned the changes."""
         for i, (shape, argument) in changed.items():
             self._known[i], self._all[i] = shape, argument
             self._make_array(i)
         self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:
-        """Return bytes by name that suffice for other shapes: twice the present room where that is too small."""
+        """Return bytes that suffice for new shapes, by name: at least twice the present room if that is too small."""
         need, enough = nbytes_by_name(self.compilation, sizes), {}
         for node, argument in zip(self._nodes, self._all, strict=True):
             least = need.get(node.name, 0)
@@ -453,10 +453,10 @@ class Arguments:
         return np.ndarray(shapes[index].dimensions, node.dtype, view if room is None else room).copy()
 
     def needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
-        """Return the needed bytes of each output that had too little room in the last run.
+        """Return the bytes needed by each output that had too little room in the last run.
 
         Raises:
-            OutputInsufficientSize: The model fixes the shape of one of them. The model file may say wrong shapes.
+            OutputInsufficientSize: The model fixes the shape of one of them, perhaps wrongly.
         """
         rooms = {}
         nodes = zip(self.compilation.outputs, self._known[self._inputs :], error.output_shapes, strict=True)
@@ -476,7 +476,7 @@ def solved(
     state: Mapping[str, str],
     grow: Container[str] = frozenset(),
 ) -> Sizes:
-    """Return the shapes of all arguments; see `Burst.bind`.
+    """Return the shapes of all arguments, completed from the arguments of `Burst.bind`.
 
     Args:
         given: Result of `given_shapes`.

@@ -1,4 +1,4 @@
-"""The arguments of a model as users see them, and their encoding in memory."""
+"""Descriptions of a model's arguments for users, and the encoding of values in memory."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from ...model.operand_types import is_extension, operand_info
 from ...model.types import Array, Model
 
 _MOST_DATUMS = 1 << 16
-"""Longest channel, in datums."""
+"""Largest length of a channel, in datums."""
 
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
 """NumPy kinds of listed numbers that convert to a dtype, by the kind of that dtype."""
 _DLPACK_CPU = 1
 _LEAST_ROOM = 8
-"""Least bytes of an input that is not an array of numbers, as a power of two."""
+"""Least room in bytes of an input that is not an array of numbers."""
 
 
 class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a value that is encoded already."""
+    """The bytes of an encoded value."""
 
 
 class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
-    """One input or output of a session.
+    """The description of an input or output.
 
     Attributes:
-        name: The builder's name, else ``input0``, ``output0`` …
-        shape: Dimensions; an open one is its symbolic name or None. None as a whole if the rank is open.
-        dtype: NumPy type of its elements; if NumPy lacks their type, an integer type of the same bits.
-        bits_of: Name in ``ml_dtypes`` of a type that NumPy lacks; arrays of that type are taken as well.
+        name: Name in the model, or ``input0``, ``output0`` …
+        shape: Sizes of the dimensions. An open one is given by its symbolic name or None. None if the rank is open.
+        dtype: NumPy type of the elements. If NumPy lacks the type, an integer type of the same size.
+        bits_of: Name in ``ml_dtypes`` of a type that NumPy lacks. Arrays of that type are accepted as well.
         type: `OperandType` value.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
         may_be_empty: True if an array without elements may be passed.
         holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
-            ``seq(map(int64,tensor(float)))``. A session then shows the `shape` and `dtype` of its elements; in a
-            compilation the argument is an array of bytes that a value is copied to.
-        said: The shape of its elements, in a compilation.
-        is_optional: True for an input with a default in the model: it may be left out.
+            ``seq(map(int64,tensor(float)))``. A session then has the `shape` and `dtype` of the elements; in a
+            compilation the argument is an array of bytes that contains the encoded value.
+        said: Shape of the elements, in a compilation.
+        is_optional: True for an input that may be left out, as the model has a default for it.
     """
 
     name: str
@@ -67,11 +67,11 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
     @property
     def user_view(self) -> NodeArg:
-        """The argument as callers see it, without its encoding."""
+        """The description for callers, without the encoding."""
         return replace(self, shape=self.said, dtype=encoded.numpy_type(self.holds), said=None) if self.holds else self
 
     def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the bytes of a value that is not an array of numbers; raises the same errors as `check`."""
+        """Return the bytes of a value that is not an array of numbers. Raises the same errors as `check`."""
         place = f"input {self.name!r}"
         made = encoded.from_python(value, self.holds, place)
         if isinstance(made, encoded.EncodedTensor) and not self.user_view.admits(made.shape):
@@ -79,7 +79,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return encoded.write(made)
 
     def decode(self, region: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
-        """Return the value of encoded bytes, which a peer may still change; `GeneralFailure` if they are malformed."""
+        """Return the value of encoded bytes, which a peer may still change. Raises `GeneralFailure` if malformed."""
         place = repr(self.name)
         try:
             return encoded.to_python(encoded.read(encoded.copied(region, place), place))
@@ -88,27 +88,27 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
     @property
     def is_open(self) -> bool:
-        """True if the model leaves the shape open or says that there are no elements."""
+        """True if the model leaves the shape open or gives it no elements."""
         if self.shape is None:
             return True
-        for size in self.shape:  # as in `admits`
+        for size in self.shape:  # faster than a generator
             if type(size) is not int or not size:
                 return True
         return False
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """True if arrays of this shape fit."""
+        """Return True if arrays of this shape fit."""
         if self.shape is None:
             return True
         if len(shape) != len(self.shape):
             return False
-        for want, have in zip(self.shape, shape, strict=True):  # a generator would be slower than the rest of a run
+        for want, have in zip(self.shape, shape, strict=True):  # faster than a generator
             if want != have and type(want) is int:
                 return False
         return True
 
     def is_empty(self, shape: Sequence[int]) -> bool:
-        """True if arrays of a fitting shape have no elements and the model accepts empty arrays."""
+        """Return True if arrays of this fitting shape are empty and the model accepts that."""
         if 0 not in shape:
             return False
         if not self.may_be_empty:
@@ -118,7 +118,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return True
 
     def check(self, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return `value` as an array that fits this argument; `InvalidArgument` names the misfit and the remedy."""
+        """Return `value` as a fitting array. The message of `InvalidArgument` names the problem and the remedy."""
         if type(value) is Encoded:
             return value
         if type(value) is np.ndarray and value.dtype == self.dtype and not self.holds:
@@ -127,12 +127,12 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         if self.holds:
             bytes_of = self.encode(value)
             room = np.zeros(1 << max(_LEAST_ROOM, (bytes_of.size - 1).bit_length()), np.uint8)
-            room[: bytes_of.size] = bytes_of  # few different sizes, so that few executions are bound
+            room[: bytes_of.size] = bytes_of  # few distinct sizes, so that few executions are bound
             return room.view(Encoded)
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
         if self.bits_of and str(getattr(value, "dtype", "")) == f"torch.{self.bits_of}":
-            value = value.view(getattr(sys.modules["torch"], str(self.dtype)))  # NumPy has the bits
+            value = value.view(getattr(sys.modules["torch"], str(self.dtype)))  # NumPy gets the bits
         array = as_array(value, f"input {self.name!r}")
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name == self.bits_of:
@@ -156,14 +156,13 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return array
 
     def _is_of_numbers(self, value: object, array: Array) -> bool:
-        """True if a value is one or several numbers of a kind that suits the declared type, as integers do an integer
-        type."""
+        """Return True if a value is a number, or several, of a kind that suits the declared type."""
         if isinstance(value, np.ndarray) or not isinstance(value, list | tuple | int | float | np.generic):
             return False
         return not self.bits_of and (not array.size or array.dtype.kind in _TAKES.get(self.dtype.kind, ""))
 
     def _converted(self, array: Array) -> Array:
-        """Return numbers in the declared type; `InvalidArgument` if it cannot represent one of them."""
+        """Return numbers in the declared type. Raises `InvalidArgument` if it cannot represent one."""
         with np.errstate(over="ignore"):
             made = array.astype(self.dtype)
         fits = np.isfinite(made) | ~np.isfinite(array) if array.dtype.kind == "f" else made == array
@@ -173,10 +172,10 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
 
 def as_array(value: Any, what: str) -> Array:
-    """Return a value as an array. Objects with DLPack, and tensors in this process's memory, are not copied.
+    """Return a value as an array. Tensors in this process's memory, and objects with DLPack, are not copied.
 
     Raises:
-        InvalidArgument: It cannot be one: a tensor of a GPU, one with gradients, rows of different lengths.
+        InvalidArgument: The value is a tensor on a GPU or with gradients, or has rows of different lengths.
     """
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -189,7 +188,7 @@ def as_array(value: Any, what: str) -> Array:
 
 
 def _remedy(wanted: OpenShape, shape: tuple[int, ...]) -> str:
-    """Suggest how to add or remove a batch dimension, if that gives an array the wanted shape."""
+    """Return advice to add or remove a batch dimension, if that gives an array the wanted shape."""
     assert wanted is not None
     is_row = len(wanted) == len(shape) + 1 and (wanted[0] == 1 or not isinstance(wanted[0], int))
     fits = all(want == have or not isinstance(want, int) for want, have in zip(wanted[1:], shape, strict=False))
@@ -228,7 +227,7 @@ def model_arguments(
 def imported_arguments(
     imported: ImportedModel, extensions: Sequence[Extension]
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
-    """Return (inputs, outputs) as `model_arguments`, with the file's symbolic dimensions."""
+    """Return (inputs, outputs) like `model_arguments`, with the file's symbolic dimensions."""
 
     def completed(
         arguments: Sequence[NodeArg], indexes: Sequence[int], shapes: Sequence[OpenShape]
@@ -273,11 +272,11 @@ def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.nda
 class NoSuchArray(InvalidArgument, KeyError):
     """No shared array has the requested name."""
 
-    __str__ = Exception.__str__  # a KeyError shows its message in quotes
+    __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
-    """Arrays by name. Write into them, do not replace them: the other process reads these arrays."""
+    """A mapping of shared arrays by name. Write into the arrays; they cannot be replaced."""
 
     __slots__ = ()
 
@@ -296,7 +295,7 @@ class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
 
 
 class SharedValues(Mapping[str, Any]):
-    """Shared arrays by name. Values that are not arrays of numbers are encoded when set and decoded when read.
+    """A mapping of shared arrays by name, in which other values are encoded when set and decoded when read.
 
     Args:
         arrays: All arrays.
@@ -331,15 +330,15 @@ class SharedValues(Mapping[str, Any]):
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
-    """Return the datums of the longest answer: two, one for each output, and one for each dimension."""
+    """Return the datums of the longest answer: two, plus one for each output and each dimension."""
     ranks = (HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 
 
 def channel_lengths(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> tuple[int, int]:
-    """Return the lengths in datums of a burst's channels, also for a model with very many arguments.
+    """Return the lengths in datums of a burst's two channels, limited for models with very many arguments.
 
-    The second has room for the dimensions of all outputs: answers carry them where only a run knows a shape.
+    The result channel has room for the dimensions of all outputs, which answers contain if the shapes were unknown.
     """
     arguments = (*inputs, *outputs)
     with_pools = answer_length(arguments) + len(arguments)
@@ -347,11 +346,11 @@ def channel_lengths(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> tu
 
 
 class Sizes(Struct, frozen=True):
-    """Shapes of all arguments, as far as they are known before a run.
+    """The shapes of all arguments that are known before a run.
 
     Attributes:
         inputs: One shape per input; None for an omitted optional input.
-        outputs: One shape per output; None where only a run tells it.
+        outputs: One shape per output; None if it is known only after a run.
     """
 
     inputs: tuple[tuple[int, ...] | None, ...]
@@ -359,7 +358,7 @@ class Sizes(Struct, frozen=True):
 
     @property
     def form(self) -> Hashable:
-        """The properties that other shapes must not change: which arguments are present or empty, and the ranks."""
+        """The properties that `reshape` must keep: the ranks, and which arguments are present or empty."""
         shapes = (*self.inputs, *self.outputs)
         return tuple([s if s is None else ~len(s) if 0 in s else len(s) for s in shapes])
 
@@ -370,13 +369,13 @@ def solve_shapes(
     given: Mapping[str, int | Sequence[int]],
     present: Collection[str] = (),
 ) -> Sizes:
-    """Complete the model's shapes with the caller's.
+    """Return all shapes, from the model's and the caller's.
 
-    The size of a named dimension holds for every argument that has it. Two complete shapes may disagree about a name,
-    since files often use one name for two things: then the name says nothing about other arguments.
+    A named dimension has the same size in all arguments. But if two complete shapes disagree about a name, as files
+    often use one name for two things, the name determines no other argument.
 
     Args:
-        given: Complete shapes by name of an argument, sizes by name of a dimension.
+        given: Complete shapes by argument name, and sizes by dimension name.
         present: Optional inputs that are present even without a given shape.
 
     Raises:
@@ -418,10 +417,10 @@ def complete_shapes(
     said: Mapping[str, int] = MappingProxyType({}),
     left_out: Container[str] = (),
 ) -> Sizes:
-    """Complete given shapes with the model's for the other arguments; None where a shape stays incomplete.
+    """Return complete shapes from given shapes and the model's; None for a shape that stays incomplete.
 
     Args:
-        said: Sizes by name of a dimension.
+        said: Sizes by dimension name.
         left_out: Optional inputs that are absent.
     """
     every, sizes = (*inputs, *outputs), dict[str | None, int | None](said)
@@ -443,7 +442,7 @@ def complete_shapes(
 def _sorted_out(
     arguments: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Split the given values into shapes of arguments and sizes of dimensions."""
+    """Split given values into shapes of arguments and sizes of dimensions."""
     names = {argument.name for argument in arguments}
     dimensions = {
         size for node in arguments for size in (*(node.shape or ()), *(node.said or ())) if isinstance(size, str)

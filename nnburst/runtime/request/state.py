@@ -1,4 +1,4 @@
-"""State: an output whose value is an input of the next run, kept in the device."""
+"""States: outputs that are inputs of the next run and stay in the device."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from ..compile.compilation import Compilation
 
 _ALIKE = ("holds", "dtype", "bits_of", "type", "scale", "zero_point")
-"""Attributes that the output and the input of a state have in common."""
+"""Attributes that must be equal for the output and the input of a state."""
 
 
 class State(Struct, frozen=True):
-    """One state. A run reads one buffer and writes the other; the next run swaps them.
+    """A state. A run reads one buffer and writes the other; the next run swaps them.
 
     Attributes:
         source: The output.
-        target: The input, of the same type; with its shape in this execution if that is fixed.
-        shape: Shape at the beginning.
-        buffers: The device's buffers that turns 0 and 1 read.
-        grows: True if each run tells its next shape.
+        target: The input, of the same type. It has the shape in this execution if that is fixed.
+        shape: Initial shape.
+        buffers: The device buffers that runs read in turn 0 and turn 1.
+        grows: True if the shape is known only after each run.
     """
 
     source: NodeArg
@@ -42,12 +42,12 @@ class State(Struct, frozen=True):
 
     @property
     def buffer_ids(self) -> tuple[BufferId, BufferId]:
-        """Ids of the input's buffer, turn by turn; the output has the other buffer."""
+        """Ids of the buffers that the input uses in turn 0 and 1; the output uses the other one."""
         first, second = self.buffers
         return BufferId(first.id), BufferId(second.id)
 
     def write(self, turn: int, value: Array | None) -> None:
-        """Set the contents that a turn reads; None for zeros."""
+        """Set the contents that a turn reads. None stands for zeros."""
         shape = self.shape if value is None else value.shape
         with self._memory(shape) as memory:
             memory.array(self.target.dtype, shape)[...] = self.target.zero_point if value is None else value
@@ -68,7 +68,7 @@ class State(Struct, frozen=True):
 
 
 class States:
-    """The states of one execution, by the name of their inputs.
+    """The states of an execution, by input name.
 
     Attributes:
         grown: Names of the inputs and outputs whose shapes change from run to run.
@@ -80,13 +80,13 @@ class States:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def buffer_ids(self, kind: str) -> dict[str, tuple[BufferId, BufferId]]:
-        """Return, by name, the buffers of the states among the inputs or outputs, one per turn."""
+        """Return the buffers that states use in turn 0 and 1, by name of the input or output."""
         if kind == "input":
             return {name: state.buffer_ids for name, state in self.all.items()}
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}
 
     def checked(self, values: object) -> dict[str, Array]:
-        """Return values by input name for `write`; `InvalidArgument` if a name, dtype or shape is wrong."""
+        """Check values for `write`, by input name. Raises `InvalidArgument` for a wrong name, dtype or shape."""
         if not isinstance(values, Mapping | None):
             raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
         given = dict(values or {})
@@ -96,7 +96,7 @@ class States:
         return {name: state.target.check(given[name]) for name, state in self.all.items() if name in given}
 
     def write(self, turn: int, values: Mapping[str, Array]) -> None:
-        """Set the contents that a turn reads; zeros where there is no value."""
+        """Set the contents that a turn reads, with zeros for states without a value."""
         for name, state in self.all.items():
             value = values.get(name)
             self._shapes[name] = state.shape if value is None else value.shape
@@ -106,7 +106,7 @@ class States:
         """Return copies of the contents that a turn reads, by input name.
 
         Args:
-            told: Output shapes by name, if a run has told them since the state was set.
+            told: Output shapes by name, from the last run since the state was set.
         """
         rows = self.all.items()
         return {name: state.read(turn, told.get(state.source.name, self._shapes[name])) for name, state in rows}
@@ -119,10 +119,10 @@ class States:
 def check_states(
     compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
 ) -> Sizes:
-    """Check ``{output: input}``; return the sizes, in which an output of unknown shape gets its input's.
+    """Check ``{output: input}``. Return the sizes, in which outputs of unknown shape get their input's shape.
 
     Args:
-        grow: Inputs whose shape changes from run to run; only a run tells the shapes of their outputs.
+        grow: Inputs whose shape changes from run to run. The outputs' shapes are known only after a run.
     """
     inputs = {row[0].name: row for row in zip(compilation.inputs, sizes.inputs, strict=True)}
     outputs = {row[0].name: row for row in zip(compilation.outputs, sizes.outputs, strict=True)}
@@ -150,7 +150,7 @@ def make_states(
     """Return newly allocated states by input name.
 
     Args:
-        state: ``{output: input}``, as `check_states` has checked it.
+        state: ``{output: input}``, checked by `check_states`.
         shapes: Shapes by input name.
         grow: See `check_states`.
     """
@@ -170,7 +170,7 @@ def make_states(
                         [BufferRole(0, i)],
                     )
                 )
-                made[-1].timeout = None  # callers that copy give their own limit
+                made[-1].timeout = None  # callers that copy set their own limit
             fixed = node if target in grow else replace(node, shape=shapes[target])
             states[target] = State(source, fixed, shapes[target], (made[-2], made[-1]), target in grow)
     except BaseException:
@@ -181,7 +181,7 @@ def make_states(
 
 
 def check_steps(compilation: Compilation, count: object) -> None:
-    """Check that a model can be bound with that many steps and that its device supports them."""
+    """Check that a model can be bound with that many steps and that its device supports steps."""
     whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
         raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")
@@ -202,7 +202,7 @@ def steps_of(
     """Return the description of a request's steps.
 
     Args:
-        rooms: Names of outputs whose shapes differ from the model's.
+        rooms: Names of outputs whose shapes may differ from the model's.
 
     Raises:
         InvalidArgument: The shape of an output is not known before the run.

@@ -1,1 +1,1 @@
-"""Running requests: bursts, permits, rings, event loops, recovery."""
+"""Runs of requests: bursts, permits, rings, event loops, recovery."""

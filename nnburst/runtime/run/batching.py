@@ -1,4 +1,4 @@
-"""Results for many inputs, in order: in batches if the model takes them, filled while the service runs."""
+"""Runs on many inputs, with results in order. They run in batches if possible."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, "npt.ArrayLike"]
 Outcome = list[Array] | Exception
 Row = int | NNBurstError
-"""The rows of an input, or its error."""
+"""The number of rows of an input, or its error."""
 
 
 _DEPTH = 4
-"""Batches under way: one runs, one waits, one is filled, one is read."""
+"""Number of batches at a time: one runs, one waits, one is filled, one is read."""
 
 
 def run_many(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None, returns_errors: bool
 ) -> Generator[Outcome, None, None]:
-    """See `Session.run_many`."""
+    """Run a session on many inputs; see `Session.run_many`."""
     index = -1
     with contextlib.closing(_parts(session, inputs, batch, timeout)) as parts:
         for part in parts:
@@ -52,7 +52,7 @@ def run_many(
 
 
 def _name(error: NNBurstError, index: int) -> None:
-    """Name the failed input in an error, by index. The traceback is dropped: it refers to the run."""
+    """Add the index of the failed input to an error. Drop the traceback, which refers to the run."""
     error.__traceback__ = None
     error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
@@ -60,7 +60,7 @@ def _name(error: NNBurstError, index: int) -> None:
 def _parts(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
-    """Yield results in groups, to spend few Python steps on each; or an error of `inputs`."""
+    """Yield results in groups, to spend few Python steps on each, or an error of `inputs`."""
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
@@ -86,7 +86,7 @@ def _parts(
 
 
 def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None) -> Iterator[tuple[Outcome]]:
-    """Yield the results of inputs of one kind."""
+    """Yield the results of inputs of one kind, each from its own run."""
     nodes = session.compilation.inputs
 
     def filled() -> Iterator[tuple[bool, NNBurstError | None]]:
@@ -118,13 +118,12 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
 
 
 class _Rest:
-    """The inputs not yet taken from the caller's iterator. An error of the iterator ends them and is kept."""
+    """The remaining inputs of the caller's iterator. An error of the iterator ends them and is kept."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None
         self.at_once = isinstance(inputs, list | tuple)
-        """True if several may be taken before they are copied: otherwise the iterator may reuse an input for the next
-        one."""
+        """True if several inputs may be taken before they are copied: the iterator does not reuse their arrays."""
         self._iterator = iter(inputs) if self.at_once else self._caught(inputs)
         self._back: list[Inputs] = []
 
@@ -141,7 +140,7 @@ class _Rest:
         return self._back.pop() if self._back else next(self._iterator)
 
     def take(self, most: int) -> list[Inputs]:
-        """Take and return several inputs at once."""
+        """Take and return up to `most` inputs."""
         items = [self._back.pop() for _ in range(min(most, len(self._back)))]
         items.extend(islice(self._iterator, most - len(items)))
         return items
@@ -152,7 +151,7 @@ class _Rest:
         return items[0] if items else None
 
     def give_back(self, items: Sequence[Inputs]) -> None:
-        """Put inputs back, to be taken again."""
+        """Put inputs back, so that they are taken again."""
         self._back.extend(reversed(items))
 
 
@@ -161,10 +160,10 @@ def _is_batched(node: NodeArg) -> bool:
 
 
 class _Batches:
-    """The inputs of one kind, run in batches of rows.
+    """Runs inputs of one kind in batches of rows.
 
     Args:
-        session: Runs single inputs, and the rows of a failed batch one by one.
+        session: The session, which also runs the inputs of a failed batch one by one.
         timeout: See `Session.run`.
     """
 
@@ -179,7 +178,7 @@ class _Batches:
         self._filled = 0  # rows of the next batch
 
     def outcomes(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
-        """Yield the results of one batch after the other; end early if the ring can run no more."""
+        """Yield the results of each batch. Ends early if the ring has ended."""
         with contextlib.closing(self._ring.flights(self._batches(rest))) as flights:
             for (count, rows), execution, error in flights:
                 outputs: list[Array] = []
@@ -194,12 +193,12 @@ class _Batches:
                 yield _split(outputs, rows) if error is None else self._alone(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill one batch after the other, for `Ring.flights`, and yield its rows; a partial batch is not started."""
+        """Fill batches for `Ring.flights`, and yield each one's rows. A partial batch is not started."""
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):
             counts = _copy_alike(items, self._ring.current.inputs, self._filled)
-            if not counts and len(items) > 1:  # inputs run one by one from here
+            if not counts and len(items) > 1:  # from here on, inputs run one by one
                 rest.give_back(items)
                 at_once = 1
                 continue
@@ -229,10 +228,10 @@ class _Batches:
             yield False, (self._filled, rows)
 
     def _copy(self, arrays: Inputs) -> int | None:
-        """Copy an input to the rows after the filled ones, if it fits there.
+        """Copy an input to the rows after the filled ones, if it fits.
 
         Returns:
-            The input's number of rows; None for another kind of input.
+            The input's number of rows; None if the input is of another kind.
 
         Raises:
             InvalidArgument: The input does not fit the model.
@@ -249,7 +248,7 @@ class _Batches:
         return count
 
     def _alone(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
-        """Yield the result of each input of a failed batch, run alone to find the one that fails."""
+        """Yield the result of each input of a failed batch. Each runs alone, to find the one that fails."""
         at = 0
         for row in rows:
             if not isinstance(row, int):
@@ -258,7 +257,7 @@ class _Batches:
             part = {name: view[at : at + row] for name, view in execution.inputs.items()}
             at += row
             if isinstance(error, LASTING):
-                yield copy(error)  # each names its input
+                yield copy(error)  # each gets the index of its input
                 continue
             try:
                 yield self._session.run(None, part, self._timeout)
@@ -267,10 +266,11 @@ class _Batches:
 
 
 def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
-    """Copy several inputs at once behind the rows that are filled.
+    """Copy several inputs at once to the rows after the filled ones.
 
     Returns:
-        Number of rows of each input. Empty if they are not dicts of arrays that fit as they are, or are too long.
+        The number of rows of each input. Empty if an input is not a dict of fitting arrays, or if there is too little
+        room.
     """
     if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
         return []
@@ -283,7 +283,7 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
                 return []
             counts = have
             np.concatenate(column, out=view[filled : filled + sum(have)], casting="no")
-    except (KeyError, TypeError, ValueError):  # another name, dtype or shape, or too few dimensions
+    except (KeyError, TypeError, ValueError):  # a wrong name, dtype or shape, or too few dimensions
         return []
     return counts
 
@@ -301,7 +301,7 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
 
 
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
-    """Split the outputs of a batch by input. An input that failed has its error in place of outputs."""
+    """Split the outputs of a batch by input. A failed input gets its error in place of outputs."""
     good = [row for row in rows if isinstance(row, int)]
     parts = iter(_split_good(outputs, good) if good else ())
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]

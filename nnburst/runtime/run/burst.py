@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Burst(OneProcess, Closing):
-    """A channel for executions in rapid succession, one at a time. Context manager.
+    """A channel for executions in rapid succession, one at a time. Can be used as a context manager.
 
     Args:
         compilation: A finished compilation, which must outlive the burst.
@@ -105,19 +105,19 @@ class Burst(OneProcess, Closing):
         keep: object = None,
         pool: BurstPool | None = None,
     ) -> Execution:
-        """Return an execution with shared input and output arrays of its own.
+        """Return an execution with its own shared input and output arrays.
 
         Args:
             shapes: Shapes that the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes
                 by name of an argument (``{"image": (8, 3, 224, 224)}``). Outputs get their shapes from named dimensions
-                where they can. An optional input gets an array if any argument here names it.
-            room: The largest shapes for `Execution.reshape`, in the same form as `shapes`; inputs without a shape begin
-                with these. An output may have room even if only a run tells its shape. A state whose input is named
-                here may change its shape in each run.
+                where they can. An optional input gets an array if an argument of this call names it.
+            room: The largest shapes for `Execution.reshape`, in the same form as `shapes`; inputs without a shape
+                start with these. An output of unknown shape may have room, too. A state whose input is named here may
+                change its shape in each run.
             measure: True to fill `Execution.timing`.
-            state: ``{output: input}``: the output of one run is the input of the next. It stays in the device, in
-                driver-managed buffers. Its shape is the input's, completed by `shapes`, or that of its first value if
-                it has `room`.
+            state: ``{output: input}`` for each output that is an input of the next run. The state stays in the
+                device, in driver-managed buffers. Its shape is the input's, completed by `shapes`, or the shape of
+                its first value if it has `room`.
             initial_state: Arrays by input name for the first run; default zero.
             memory: Your own memory for inputs and outputs, by name: a view of shared memory (``ring.array("uint8",
                 (480, 640, 3), offset)``) with the argument's dtype and shape, or a `Memory`, used from its beginning;
@@ -128,11 +128,10 @@ class Burst(OneProcess, Closing):
                 exception names it; the state is then as before the run, and outputs of earlier steps may be written.
                 The timeout covers the run, and is checked between steps.
             timeout: Seconds that a run may take; None for no limit, 0 for an immediate answer only.
-            rooms: Bytes by name of an output whose shape only a run tells; default 4096. A given shape takes
-                precedence.
+            rooms: Bytes for outputs of unknown shape, by name; default 4096. A given shape takes precedence.
             least: Minimum bytes of arguments of known shapes, by name.
             keep: An object that the execution keeps alive.
-            pool: Source of another burst when this one is busy; None: the run is refused then.
+            pool: Source of another burst when this one is busy. With None, a run is then refused.
 
         Raises:
             InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
@@ -184,10 +183,10 @@ class Burst(OneProcess, Closing):
         return self.controller.stats
 
     def free_memory(self, memory: Memory | DeviceMemory) -> bool:
-        """Forget a memory on both sides; return True if the burst knew it.
+        """Release a memory on both sides. Return True if the burst knew it.
 
         Args:
-            memory: A memory that requests of this burst have named.
+            memory: A memory that requests of this burst have used.
 
         Raises:
             InvalidArgument: `memory` is not a memory.
@@ -198,7 +197,7 @@ class Burst(OneProcess, Closing):
         return self.controller.free_memory(pool)
 
     def _refuse(self) -> None:
-        """Refuse further runs without waiting; an execution in flight gets `BadState`."""
+        """Refuse further runs, without waiting. An execution in flight raises `BadState`."""
         self.controller.refuse()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The bursts of a session, as many as have been needed at once, and their replacement after a crash."""
+"""The bursts of a session, as many as were needed at the same time, and their replacement after a crash."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _MOST_KEPT = 4
 
 
 class Restart(Struct, frozen=True):
-    """One restart of a dead service, or one new connection to it.
+    """A restart of a dead service, or a new connection to it.
 
     Attributes:
-        reason: The end of the service, in words.
+        reason: The reason why the service ended.
         signal: See `DeadObject`.
         exit_status: See `DeadObject`.
-        cache: Cache result of compiling the model again: the name of a `CacheReason`.
+        cache: Cache result of the new compilation, the name of a `CacheReason`.
         seconds: Time from the first call that needed the service until it was ready.
     """
 
@@ -52,14 +52,15 @@ class Restart(Struct, frozen=True):
 
 
 class BurstPool:
-    """Bursts on one compilation. A burst runs one execution at a time; a second execution moves to a free burst.
+    """A pool of bursts on one compilation. A burst runs one execution at a time; others move to a free burst.
 
     A program with one thread has one burst, which stays in the CPU's cache; a program with many threads has as many
-    bursts as run at once. A ring cannot move: it has its own burst, which ends with it.
+    bursts as simultaneous runs. A ring cannot move, so it has its own burst, which ends with it.
 
     Args:
         options: Options of the session.
-        open_again: Opens the model again after the service died: calls `begin_again`, and returns the cache report.
+        open_again: Opens the model again after the service has died. Calls `begin_again`, and returns the cache
+            report.
 
     Attributes:
         restarts: Restarts of the service so far.
@@ -68,20 +69,20 @@ class BurstPool:
     def __init__(self, compilation: Compilation, options: Options, open_again: Callable[[], str]) -> None:
         self.options = options
         self._open_again = open_again
-        self._refusal = ""  # reason for opening no more bursts
+        self._refusal = ""  # the reason for opening no more bursts
         self._bursts: list[Burst] = []
         self._of_rings: list[Burst] = []
         self._open(compilation, self._bursts)
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
-        self._lock = process_lock()  # never held while waiting
+        self._lock = process_lock()  # no thread waits while it has this lock
         self.restarts: tuple[Restart, ...] = ()
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._rings: dict[Hashable, Ring] = {}
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Reset in a forked child: refuse new bursts, and drop the rings, whose inputs the parent's runs read."""
+        """Reset the pool in a forked child: refuse new bursts, and drop rings, whose inputs the parent uses."""
         self._refusal, self._attempt, self._rings = _INHERITED, None, {}
 
     def _check_open(self) -> None:
@@ -91,42 +92,42 @@ class BurstPool:
     def _open(self, compilation: Compilation, others: list[Burst]) -> Burst:
         """Open another burst and add it to the pool."""
         self._check_open()
-        window, timeout = self.options.polling_window, self.options.timeout or None  # 0: every WHILE would be too long
+        window, timeout = self.options.polling_window, self.options.timeout or None  # 0 would fail
         others.append(burst := Burst(compilation, polling_window=window, loop_timeout=timeout))
         try:
             self._check_open()
-        except BadState:  # the session was closed meanwhile
+        except BadState:  # another thread has closed the session
             burst.close()
             raise
         return burst
 
     def begin_again(self, compilation: Compilation) -> None:
-        """Replace bursts that have died; executions move with their next run."""
+        """Replace dead bursts by bursts on a new compilation. Executions move at their next run."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
         self._bursts, self._of_rings, self._rings = bursts, [], {}
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
-        """Return a burst in place of a busy or dead one; None if there is none after a death.
+        """Return a burst in place of a busy or dead one; None if there is no replacement after a death.
 
         Raises the same errors as `spare`.
         """
         return None if died and not self.recover(burst) else self.spare()
 
     def recover(self, dead: Burst) -> bool:
-        """Wait until dead bursts are replaced; False if they will not be.
+        """Wait until dead bursts are replaced. Return False if they will not be.
 
-        One helper thread does this once for each death, since the threads that wait may have less time than it takes.
+        A helper thread does the work once for each death, as waiting threads may have less time than it takes.
 
         Raises:
             DeadObject: The model could not be opened again; the next call tries once more.
-            MissedDeadline: It takes longer than the caller may wait, and continues.
+            MissedDeadline: The work takes longer than the caller may wait. It continues.
             BadState: The session is closed.
         """
         ending = dead.controller.ending
         if self._refusal:
             return False
-        if dead.controller.end_reason and not ending.reason:  # only the burst has ended
+        if dead.controller.end_reason and not ending.reason:  # only the burst has ended, not the service
             return True
         if not self.options.restarts:
             return False
@@ -140,7 +141,7 @@ class BurstPool:
                 attempt = start_daemon(self._restart, failures, ending, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
         thread, failures = attempt
-        thread.join(Deadline.after().left())  # holds no lock that a signal handler could need
+        thread.join(Deadline.after().left())  # this thread has no lock that a signal handler could need
         if failures:
             failure = f"the service is gone ({ending.reason}) and does not come back: {failures[0]}"
             raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from failures[0]
@@ -153,9 +154,9 @@ class BurstPool:
         try:
             try:
                 cache = deadline.call(self._open_again)
-            except DeadObject:  # the new service may have died of the same cause
+            except DeadObject:  # the new service may have died for the same reason
                 cache = deadline.call(self._open_again)
-        except BaseException as error:  # raised in the threads that wait
+        except BaseException as error:  # the waiting threads raise it
             failures.append(error)
             return
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
@@ -170,24 +171,24 @@ class BurstPool:
 
     @property
     def first(self) -> Burst:
-        """The first burst."""
+        """The burst that was opened first."""
         return self._bursts[0]
 
     def living(self) -> Burst:
-        """Return a free burst as `spare`, after `recover` if the service has died: for users that cannot move."""
+        """Return a free burst like `spare`, after `recover` if the service has died. For users that cannot move."""
         if self.first.controller.ending.reason:
             self.recover(self.first)
         return self.spare()
 
     def free(self) -> Burst | None:
-        """Return a free burst, if there is one."""
+        """Return a free burst; None if all are busy."""
         for burst in self._bursts:
             if burst.controller.is_free and burst.controller.is_sound:
                 return burst
         return None
 
     def spare(self) -> Burst:
-        """Return a free burst; if all are busy, open another and wait for the service.
+        """Return a free burst. If all are busy, open another, which waits for the service.
 
         Raises:
             BadState: The pool is closed.
@@ -208,7 +209,7 @@ class BurstPool:
         return self._another(others)
 
     def _ring(self, make: Callable[[Burst], Sequence[Execution]]) -> Ring:
-        """Make a ring on a burst of its own; raises the same errors as `spare`."""
+        """Return a ring on a new burst. Raises the same errors as `spare`."""
         burst = self._another(lambda: self._of_rings)
         try:
             return Ring(make(burst), partial(self._end, burst))
@@ -217,8 +218,8 @@ class BurstPool:
             raise
 
     def _end(self, burst: Burst) -> None:
-        """Take a burst out of use. Safe in a finaliser: the burst is closed later."""
-        with contextlib.suppress(ValueError):  # `begin_again` came in between
+        """Take a burst out of use. Safe in a finaliser, as the burst is closed later."""
+        with contextlib.suppress(ValueError):  # `begin_again` has already removed it
             self._of_rings.remove(burst)
         if self._refusal != _INHERITED:
             burst.controller.hang_up()
@@ -232,12 +233,12 @@ class BurstPool:
         make: Callable[[Ring | None, Burst], Sequence[Execution]],
         deadline: Deadline,
     ) -> Iterator[Ring]:
-        """Lend a recently used ring, since making one costs more than many runs.
+        """Lend a recently used ring, as a new one costs more than many runs.
 
         Args:
-            key: Equal for rings that can replace each other.
-            sizes: Shapes of the arguments of the ring.
-            make: Returns executions on a burst; they replace those of a ring whose room was too small.
+            key: Key of the ring. Rings of equal keys can replace each other.
+            sizes: Shapes of the ring's arguments.
+            make: Returns executions on a burst, for a new ring or for one whose room is too small.
         """
         ring = small = self._rings.pop(key, None)
         if ring is None or not ring.is_idle or not ring.reshape(sizes):
@@ -251,7 +252,7 @@ class BurstPool:
                     self._rings.pop(oldest, None)
 
     def _bury(self) -> None:
-        """Close bursts that have ended; keep their counts."""
+        """Close bursts that have ended, and keep their counts."""
         with contextlib.suppress(IndexError):
             while True:
                 burst = self._ended.popleft()
@@ -279,13 +280,13 @@ class BurstPool:
         return (*self._bursts, *self._of_rings, *self._ended)
 
     def refuse(self) -> None:
-        """Refuse further runs without waiting; executions in flight get `BadState`."""
+        """Refuse further runs, without waiting. Executions in flight raise `BadState`."""
         self._refusal = self._refusal or _CLOSED
         for burst in self._all:
             burst._refuse()
 
     def hang_up(self) -> None:
-        """End all bursts without waiting, from any thread, also in a finaliser."""
+        """End all bursts without waiting. May be called from any thread or finaliser."""
         self._rings = {}
         for burst in self._all:
             burst.controller.hang_up()

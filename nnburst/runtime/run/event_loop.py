@@ -1,11 +1,11 @@
-"""Awaiting executions in asyncio or Trio: the event loop watches the bell of each awaited burst.
+"""Awaitable executions for asyncio and Trio: the event loop watches the bell of each burst in use.
 
-A run first polls for its answer, if that has paid lately, in one turn of the loop after the other, until its polling
-window is over. All runs together may poll for a limited time in one turn, so that other tasks wait for about one
+A run first polls for its answer in successive turns of the loop, until its polling window is over, if polling has
+helped recently. All runs together may poll for a limited time in a turn, so that other tasks wait for about one
 window. Then the task is suspended until the bell rings.
 
-A cancelled run is taken back if the service has not seen it. Otherwise its answer comes later, and its arrays are in
-use until then. A thread waits for that answer, as the loop may end first: one thread for each open burst.
+A cancelled run is withdrawn if the service has not taken it. Otherwise its arrays are in use until its answer comes.
+A thread (one per open burst) waits for that answer, as the loop may end before.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _nothing() -> None:
 
 
 def current_loop() -> Loop:
-    """Return the loop that runs the calling task; `BadState` if there is none."""
+    """Return the loop that runs the calling task. Raises `BadState` if there is none."""
     if "trio" in sys.modules:
-        sniffio = sys.modules["sniffio"]  # imported by Trio
+        sniffio = sys.modules["sniffio"]  # Trio imports it
         with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
             if sniffio.current_async_library() == "trio":
                 return _trio_loop()
@@ -70,13 +70,13 @@ def current_loop() -> Loop:
 async def run(
     execution: BoundRequest, timeout: float | EllipsisType | None = ..., late: Callable[[], None] = _nothing
 ) -> None:
-    """Run an execution as `BoundRequest.run` does, without blocking the event loop.
+    """Run an execution like `BoundRequest.run`, but without blocking the event loop.
 
     Args:
-        late: Called when an abandoned run has ended, or will not be made, in the thread that finds it.
+        late: Called when an abandoned run has ended or is withdrawn, by the thread that notices.
 
     Raises:
-        NNBurstError: See `BoundRequest.run`; `BadState` also if the execution is in flight.
+        NNBurstError: See `BoundRequest.run`. `BadState` if the execution is in flight.
     """
     if timeout is not ...:
         with execution._limited(timeout):
@@ -107,7 +107,7 @@ async def run(
             raise
     if flight.status == 0:
         return
-    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # needs no question to the service
+    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # no need to ask the service for a reason
         execution._conclude(flight.status)
         return
     execution._concluding = True
@@ -126,18 +126,18 @@ async def run(
 async def aside(
     flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] = _nothing
 ) -> tuple[T | None, BaseException | None]:
-    """Call a function that may block, in the burst's thread for blocking calls.
+    """Call a function that may block in the burst's thread for blocking calls.
 
     Args:
-        step: The function. It runs to its end even if the task is cancelled.
-        late: Called after `step` if the task was cancelled, in any thread.
+        step: The function. It runs to completion even if the task is cancelled.
+        late: Called after `step`, in any thread, if the task was cancelled.
 
     Returns:
         The result of the step, and its exception.
     """
     waiter = current_loop().waiter()
     outcome: list[tuple[T | None, BaseException | None]] = []
-    first = threading.Lock()  # task or thread: the second finds the outcome unwanted
+    first = threading.Lock()  # acquired by task or thread; the second one drops the outcome
     context = contextvars.copy_context()
 
     def job() -> None:
@@ -146,7 +146,7 @@ async def aside(
         except BaseException as error:
             outcome.append((None, error))
         waiter.set()
-        if not first.acquire(blocking=False):  # cancelled
+        if not first.acquire(blocking=False):  # the task was cancelled
             late()
 
     flights.jobs.do(job)
@@ -168,7 +168,7 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
 
     flight.when_landed(landed)
     if not flights.give_up(flight):
-        with contextlib.suppress(ResourceExhausted):  # without a thread the loop alone waits
+        with contextlib.suppress(ResourceExhausted):  # without a thread only the loop waits
             attend_to(flights, flight)
 
 
@@ -176,13 +176,13 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
 
 
 class _AsyncioLoop:
-    """An asyncio loop, with one reader for each awaited burst."""
+    """An asyncio loop, with a reader for each burst in use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self._thread = threading.get_ident()
         self._watched: weakref.WeakKeyDictionary[InFlightRuns, FdSet] = weakref.WeakKeyDictionary()
-        self._turn_ends = 0  # 0: no run has polled in this turn
+        self._turn_ends = 0  # 0 if no run has polled in this turn
 
     def attend(self, flights: InFlightRuns) -> None:
         """Watch the bell of a burst with executions in flight."""
@@ -212,7 +212,7 @@ class _AsyncioLoop:
         return _AsyncioWaiter(loop, self._thread)
 
     def look_until(self) -> int:
-        """Return when polling ends in this turn of the loop (CLOCK_MONOTONIC nanoseconds); its first call sets that."""
+        """Return the end of polling in this turn (CLOCK_MONOTONIC nanoseconds), set by the turn's first call."""
         if not self._turn_ends:
             loop = self.loop()
             assert loop is not None
@@ -230,7 +230,7 @@ class _AsyncioLoop:
         return asyncio.sleep(0)
 
     def checkpoint(self) -> None:
-        """Do nothing. In Trio, other tasks get a turn here after a run that was answered at once."""
+        """Do nothing. In Trio, this lets other tasks run after a run that was answered at once."""
         return None
 
 
@@ -242,7 +242,7 @@ class _AsyncioWaiter:
         self._future: asyncio.Future[bool] = loop.create_future()
 
     def set(self, flight: InFlight | None = None) -> None:
-        """Wake the task. Any thread may call this, perhaps twice."""
+        """Wake the task. Any thread may call this, also more than once."""
         if threading.get_ident() == self._thread:
             self._end(True)
         else:
@@ -254,7 +254,7 @@ class _AsyncioWaiter:
             self._future.set_result(in_time)
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
-        """Wait for `set`; False if the time was over first."""
+        """Wait for `set`. Return False after `timeout` seconds."""
         return self._future if timeout is None else self._within(timeout)
 
     async def _within(self, timeout: float) -> bool:
@@ -273,15 +273,14 @@ class _Here(threading.local):
 
 
 _here = _Here()
-"""The loop that asked last in this thread; most often it asks again."""
+"""The loop that was used last in this thread, which is most likely to be used next."""
 
 
 # ---- Trio ------------------------------------------------------------------------------------------------------------
 
 
 class _TrioLoop:
-    """A Trio loop, with a system task for each awaited burst. Every run is a checkpoint, as Trio's own functions
-    are."""
+    """A Trio loop, with a system task for each burst in use. Every run is a checkpoint, like Trio's own functions."""
 
     def __init__(self, token: Any) -> None:
         import trio
@@ -290,13 +289,13 @@ class _TrioLoop:
         self._token = weakref.ref(token)
         self._thread = threading.get_ident()
         self._watched: weakref.WeakSet[InFlightRuns] = weakref.WeakSet()
-        self._turn_ends = 0  # 0: no run has polled in this turn
+        self._turn_ends = 0  # 0 if no run has polled in this turn
         self._turner: Any = None
 
     def attend(self, flights: InFlightRuns) -> None:
         if flights in self._watched or flights.closed:
             return
-        own = flights.copy_bell()  # the burst may be closed before the task begins
+        own = flights.copy_bell()  # the burst may be closed before the task starts
         self._watched.add(flights)
         self._trio.lowlevel.spawn_system_task(self._watch, flights, own)
 
@@ -322,7 +321,7 @@ class _TrioLoop:
         return self._turn_ends
 
     async def _turn(self) -> None:
-        """Begin a turn once the tasks that were ready before the wake-up have run."""
+        """Start a turn after the tasks that were ready before the wake-up have run."""
         try:
             while True:
                 self._turn_ends = 0

@@ -1,4 +1,4 @@
-"""Started executions as `concurrent.futures.Future`s, and the one thread per burst that completes them."""
+"""Futures of started executions, and the thread per burst that completes them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def submit(execution: E) -> Future[E]:
-    """Start an execution; the future's result is the execution itself, with the outputs of the run."""
+    """Start an execution. The future's result is the execution itself, with the outputs of the run."""
     from concurrent.futures import Future  # most clients never need it
 
     future: Future[E] = Future()
     deadline = Deadline.after(execution._allowed)
-    while (flight := execution._start()).status == -errno.EBUSY:  # a thread waits in its burst
+    while (flight := execution._start()).status == -errno.EBUSY:  # another thread waits in this burst
         if execution._again(errno.EBUSY, deadline) is None:
             break  # there is no other burst
     flights = execution.controller.flights
@@ -42,7 +42,7 @@ def submit(execution: E) -> Future[E]:
     once, due, missed = threading.Lock(), execution._deadline, execution._missed()
 
     def landed(flight: InFlight) -> None:
-        if not once.acquire(blocking=False):  # another thread was first, or the time was over
+        if not once.acquire(blocking=False):  # another thread was first, or the timeout is over
             return
         take_back()
         try:
@@ -66,24 +66,24 @@ _attendants = process_lock()
 
 
 def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
-    """Have a thread attend to a burst's flights until this one has ended."""
+    """Have a thread complete a burst's executions until this one has ended."""
     if flight.status is not None:
         return
     with _attendants:
         if flights.attendant is None or not flights.attendant.is_alive():
             what = "what is in flight"
             flights.attendant = start_daemon(_attend, weakref.ref(flights), name="nnburst-attendant", what=what)
-    flights.arm()  # the thread may sleep since nothing was in flight
+    flights.arm()  # the thread may be asleep because nothing was in flight
 
 
 def _attend(reference: weakref.ref[InFlightRuns]) -> None:
-    """Complete flights as long as the burst exists."""
+    """Complete executions as long as the burst exists."""
     flights = reference()
     if flights is None:
         return
     try:
         fd = flights.copy_bell()
-    except BadState:  # closed: no flight is left
+    except BadState:  # closed, so nothing is in flight
         return
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
@@ -92,6 +92,6 @@ def _attend(reference: weakref.ref[InFlightRuns]) -> None:
             flights.attend(fd.fds[0])
             if flights.closed:
                 return
-            del flights  # the burst may be dropped meanwhile
+            del flights  # lets the burst be dropped during the wait
             poll.poll()
             flights = reference()

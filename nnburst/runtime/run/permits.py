@@ -1,4 +1,4 @@
-"""Permits of a session: they decide which callers may run now and which wait."""
+"""Permits of a session, which decide which callers may run and which wait."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ if TYPE_CHECKING:
     from ..execution import Execution
 
 _LONGEST_WAIT = 0.1
-"""Seconds until a waiting caller looks for a permit by itself."""
+"""Seconds until a waiting caller checks for a permit without being woken."""
 
 
 class Permit:
-    """Permission to run. It keeps executions of earlier runs: the last one used, and one for each form of the
-    arguments.
+    """Permission to run, which keeps executions of earlier runs: one for each form of the arguments.
 
     Attributes:
-        thread: The thread that has to continue before the permit comes back; 0: none.
+        thread: Id of the thread that has to continue before the permit comes back; 0 for none.
     """
 
     __slots__ = ("__weakref__", "execution", "executions", "thread")
 
     def __init__(self) -> None:
         self.execution: Execution | None = None
-        self.executions: dict[Hashable, Execution] = {}  # in order of use, the last one at the end
+        self.executions: dict[Hashable, Execution] = {}  # in order of use, the most recent last
         self.thread = 0
 
     def forget(self) -> None:
@@ -44,7 +43,7 @@ class Permit:
 
 
 class Permits:
-    """A fixed number of permits. The last one given back is taken first, as its burst still polls.
+    """A fixed number of permits. The permit that was given back last is taken first, as its burst still polls.
 
     Waiting callers are woken in order and take an idle permit: waking a caller reserves nothing, and may happen twice.
         A caller that is not woken checks every tenth of a second: callers before it may be unable to run,
@@ -65,7 +64,7 @@ class Permits:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Make the permits anew; a forked child must not keep executions, whose inputs the parent's runs read, too."""
+        """Create new permits in a forked child, without executions, whose inputs the parent's runs read."""
         self.waiting.clear()
         self.idle.clear()
         self._all: list[weakref.ref[Permit]] = []
@@ -95,11 +94,11 @@ class Permits:
                     arrival.get(timeout=min(left or _LONGEST_WAIT, _LONGEST_WAIT))
                 except Empty:
                     self._complete()
-                with contextlib.suppress(IndexError):  # another caller was faster
+                with contextlib.suppress(IndexError):  # another caller has taken it
                     return self.idle.pop()
             return None
         finally:
-            self.waiting.remove(arrival.put)  # one step: an interrupt comes before or after it
+            self.waiting.remove(arrival.put)  # atomic, so that an interrupt comes before or after it
             self.wake()
 
     async def atake(self, deadline: Deadline) -> Permit | None:
@@ -116,7 +115,7 @@ class Permits:
             self._complete()
             while (left := deadline.left()) != 0:
                 await arrival.wait(min(left or _LONGEST_WAIT, _LONGEST_WAIT))
-                arrival = current_loop().waiter()  # made before the look, so that no permit is missed
+                arrival = current_loop().waiter()  # created before the check, so that no permit is missed
                 with contextlib.suppress(IndexError):
                     return self.idle.pop()
                 self._complete()
@@ -132,7 +131,7 @@ class Permits:
 
     def wake(self) -> None:
         """Wake as many waiting callers as there are idle permits."""
-        with contextlib.suppress(IndexError):  # a waiting caller has left
+        with contextlib.suppress(IndexError):  # a waiting caller has given up
             for place in range(min(len(self.idle), len(self.waiting))):
                 self.waiting[place](None)
 

@@ -1,4 +1,4 @@
-"""Executions of one burst that alternate: while the service runs some, the next one is filled."""
+"""Rings of executions on one burst: while the service runs some, the caller fills the next one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LASTING = (MissedDeadline, DeadObject, BadState)
 
 
 class Ring:
-    """Executions of one burst that alternate, several in flight; answers come in the order of the starts.
+    """A ring of executions on one burst, several of them in flight. Answers come in the order of the starts.
 
-    For one thread at a time. The ring ends when it is dropped.
+    Only one thread may use it at a time. The ring ends when it is dropped.
 
     Args:
-        executions: Two or more; they belong to the ring from now on.
+        executions: Two or more executions, which belong to the ring from now on.
         then: Called when the ring ends.
     """
 
@@ -48,7 +48,7 @@ class Ring:
         return self._executions[self._at]
 
     def reshape(self, sizes: Sizes) -> bool:
-        """Give the arrays of all executions other shapes; False if there is no room for these."""
+        """Change the shapes of the arrays of all executions. Return False if there is too little room."""
         try:
             for execution in self._executions:
                 execution._reshape(sizes)
@@ -58,18 +58,18 @@ class Ring:
 
     @property
     def is_idle(self) -> bool:
-        """True if its burst has nothing in flight and may be used again."""
+        """True if the burst has nothing in flight and can be used again."""
         controller = self._controller
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def flights(
         self, items: Iterable[tuple[bool, T]]
     ) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
-        """Run `current` for each item, several at once; when a run has ended, yield its item, execution and error. A
-        false item starts nothing: it is yielded when all before it have ended.
+        """Run `current` for each item, several at the same time, and yield item, execution and error after each run.
 
-        An error that ends the ring comes last: a `MissedDeadline`, whose run may still use its arrays, a `DeadObject`
-        or a `BadState`. Closing the generator abandons the runs in flight.
+        A false item starts no run, and is yielded after all items before it. An error that ends the ring comes last:
+        a `MissedDeadline`, whose run may still use its arrays, a `DeadObject` or a `BadState`. Closing the generator
+        abandons the runs in flight.
         """
         flying: deque[T] = deque()
         try:
@@ -80,7 +80,7 @@ class Ring:
                     flying.append(item)
                     if len(flying) == len(self._pointers):
                         yield flying.popleft(), self._executions[self._at], error
-                else:  # a false item, a failed start, or a run elsewhere
+                else:  # a false item, a failed start, or a run without the burst
                     yield from self._finish(flying)
                     yield item, execution, error
                 if error is not None and isinstance(error, LASTING):
@@ -91,10 +91,10 @@ class Ring:
             self._at = 0
 
     def _start(self) -> tuple[bool, NNBurstError | None]:
-        """Start `current`, then wait for the next execution if that is in flight.
+        """Start `current`, then wait for the next execution if it is in flight.
 
         Returns:
-            (True if it is in flight, error of the next execution or else of this one).
+            True if the started execution is in flight, and the error of the next execution or else of this one.
         """
         at, pointers = self._at, self._pointers
         following = (at + 1) % len(pointers)
@@ -121,12 +121,12 @@ def _error(execution: Execution, status: int) -> NNBurstError | None:
 
 
 def _give_up(executions: Sequence[CData]) -> None:
-    """Abandon all runs without waiting; safe in a finaliser."""
+    """Abandon all runs without waiting. Safe in a finaliser."""
     for execution in filter(lib.nnb_execution_flies, executions):
         lib.nnb_execution_drop(execution)
 
 
 def _end(executions: Sequence[CData], then: Callable[[], object]) -> None:
-    """Withdraw the executions: no answer may be written to one that no longer exists."""
+    """Withdraw the executions, since no answer may be written to one that no longer exists."""
     _give_up(executions)
     then()

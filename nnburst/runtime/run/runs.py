@@ -1,4 +1,4 @@
-"""Runs of a session whose inputs do not fit the arrays of the run before, blocking or awaited."""
+"""Runs of a session whose inputs do not fit the previous run's arrays, for `run` and `arun`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .burst_pool import BurstPool
 
 _KEPT = 8
-"""Number of executions, for different forms of the arguments, that a permit keeps."""
+"""Most executions that a permit keeps, for different forms of the arguments."""
 _LEAST_ROOM = 4096
 """Minimum bytes for an argument whose shape the model leaves open."""
 _MOST_KEPT = (32 << 20) - mmap.PAGESIZE
@@ -47,11 +47,11 @@ class Runs:
     Args:
         pool: Source of bursts.
         timeout: Default timeout of a run in seconds.
-        concurrency: Number of runs that may be under way.
+        concurrency: Most runs at the same time.
 
     Attributes:
         permits: Permits, with the executions of earlier runs.
-        rooms: Bytes that outputs of unknown shape needed so far, by name.
+        rooms: Bytes that outputs of unknown shape have needed so far, by name.
         least: Minimum bytes by name of arguments whose shape the model leaves open.
     """
 
@@ -69,7 +69,7 @@ class Runs:
     # ---- permits ---------------------------------------------------------------------------------------------
 
     def wait_for_permit(self, limit: float | None) -> tuple[Permit, float | None]:
-        """Wait for a permit; return it and the seconds left for the run.
+        """Wait for a permit. Return it and the seconds left for the run.
 
         Raises:
             BadState: Only this thread could give a permit back, and it would wait for itself.
@@ -99,10 +99,10 @@ class Runs:
     def run_again(
         self, permit: Permit, failed: Execution, error: OutputInsufficientSize, limit: float | None
     ) -> list[Array]:
-        """Continue after a first attempt; the limit is the run's, and setting up does not count."""
+        """Continue after a failed first attempt. `limit` is the run's, without the time of setting up."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
-            larger = self._setting_up(limit).call(self.larger, permit, failed, error)
+            larger = self._setting_up(limit).call(self.enlarge, permit, failed, error)
             try:
                 larger.run(left)
                 return larger._copied()
@@ -144,13 +144,13 @@ class Runs:
                 execution = await set_up(partial(self._fed, permit, inputs))
             for _ in range(_MOST_RERUNS):
                 if not execution.controller.is_free:
-                    with contextlib.suppress(ResourceExhausted):  # without another burst it shares this one
+                    with contextlib.suppress(ResourceExhausted):  # without another burst the run shares this one
                         await set_up(partial(execution._again, errno.EBUSY, deadline))
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
                     return execution._copied()
                 except OutputInsufficientSize as error:
-                    execution = await set_up(partial(self.larger, permit, execution, error))
+                    execution = await set_up(partial(self.enlarge, permit, execution, error))
             raise GeneralFailure(_TOO_OFTEN)
         finally:
             permit.thread = 0
@@ -163,8 +163,8 @@ class Runs:
 
     # ---- executions ------------------------------------------------------------------------------------------
 
-    def fed(self, permit: Permit, inputs: object, limit: float | None) -> Execution:
-        """Return an execution for the shapes of these inputs, filled with them; the limit is the run's."""
+    def prepare(self, permit: Permit, inputs: object, limit: float | None) -> Execution:
+        """Return an execution for the shapes of these inputs, with the inputs copied in."""
         return self._setting_up(limit).call(self._fed, permit, inputs)
 
     def _fed(self, permit: Permit, inputs: object) -> Execution:
@@ -196,14 +196,14 @@ class Runs:
             least=least,
             pool=self._pool,
         )
-        # The C library returns freed pages to the kernel, so that each run would fault its outputs in page by page.
-        # Once it has freed one such block, it keeps twice as much.
+        # The C library returns freed pages to the kernel, so that each run would have page faults for its outputs.
+        # After freeing one such block, it keeps up to twice as much.
         if (memory := execution._arguments.layout.memory) is not None:
             np.empty(min(memory.size, _MOST_KEPT), np.uint8)
         return execution
 
-    def larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
-        """Replace a permit's execution by one with the room that its last run needed, filled with the same inputs."""
+    def enlarge(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
+        """Replace a permit's execution by one with the room that its last run needed, with the same inputs."""
         arguments = small._arguments
         for name, nbytes in arguments.needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
