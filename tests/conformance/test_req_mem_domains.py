@@ -706,8 +706,8 @@ def test_REQ_MEM_109_death_of_a_client_frees_its_buffers() -> None:
         buffers = list(tracker._buffers.values())
         assert len(buffers) == len(kept)
         wire.shutdown(socket.SHUT_RDWR)  # as the end of its process does
-        until(lambda: len(tracker) == 0)
-    assert all(buffer.storage.nbytes == 0 for buffer in buffers)
+        until(lambda: not any(buffer.storage.nbytes for buffer in buffers))
+    assert len(tracker) == 0
     host.close()
 
 
