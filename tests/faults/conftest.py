@@ -67,6 +67,21 @@ def client(gateway: Gateway, protocol: str) -> Iterator[Any]:
 
 
 @pytest.fixture
+def stub(gateway: Gateway) -> Iterator[Any]:
+    """The calls of gRPC, for messages that Triton's client does not send."""
+    import grpc
+    from tritonclient.grpc import service_pb2_grpc
+
+    with grpc.insecure_channel(gateway.url("grpc")) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@pytest.fixture
+def infer_url(gateway: Gateway) -> str:
+    return f"http://{gateway.url('rest')}/v2/models/relu/infer"
+
+
+@pytest.fixture
 def memory() -> Iterator[Any]:
     from tritonclient.utils import shared_memory as region
 

@@ -20,12 +20,10 @@ import pytest
 pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
-from tritonclient.grpc import service_pb2_grpc as stubs
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as region
 
@@ -205,10 +203,9 @@ def test_answer_over_http_has_the_id_of_its_request(gateway: Gateway, number: ob
     assert got(gateway, "/v2/models/relu/infer", asked(id=number))["id"] == number
 
 
-def test_id_that_is_none_is_refused(gateway: Gateway) -> None:
-    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
+def test_id_that_is_none_is_refused(infer_url: str) -> None:
     for number in (1.5, True, [7], {}):
-        said = refused(url, json.dumps(asked(id=number)).encode())
+        said = refused(infer_url, json.dumps(asked(id=number)).encode())
         assert "Expected `int | str | null`" in said
         assert "at `$.id`" in said
 
@@ -279,19 +276,16 @@ def test_run_has_the_least_of_the_times_that_it_was_given() -> None:
     assert asyncio.run(main()) == [None, 2.0, 1.0, 1.0, 3.0]
 
 
-def test_input_that_comes_twice_is_refused(gateway: Gateway) -> None:
+def test_input_that_comes_twice_is_refused(stub: Any, infer_url: str) -> None:
     request = request_of()
     request.inputs[0].contents.SetInParent()  # with nothing in it
-    with grpc.insecure_channel(gateway.url("grpc")) as channel:
-        stub = stubs.GRPCInferenceServiceStub(channel)
-        assert stub.ModelInfer(request).raw_output_contents[0] == Y.tobytes()
-        request.inputs[0].contents.fp32_contents[:] = X.ravel()
-        assert "comes twice, as elements and as bytes or in a region" in refused_by_grpc(stub.ModelInfer, request)
+    assert stub.ModelInfer(request).raw_output_contents[0] == Y.tobytes()
+    request.inputs[0].contents.fp32_contents[:] = X.ravel()
+    assert "comes twice, as elements and as bytes or in a region" in refused_by_grpc(stub.ModelInfer, request)
     body = asked()
     body["inputs"][0]["parameters"] = {"binary_data_size": X.nbytes}
     head = json.dumps(body).encode()
-    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
-    said = refused(url, head + X.tobytes(), **{"Inference-Header-Content-Length": str(len(head))})
+    said = refused(infer_url, head + X.tobytes(), **{"Inference-Header-Content-Length": str(len(head))})
     assert "comes twice, as elements and as bytes or in a region" in said
 
 

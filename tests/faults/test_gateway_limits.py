@@ -197,14 +197,12 @@ def test_what_is_under_way_is_finished_and_nothing_else_is_begun() -> None:
     asyncio.run(main())
 
 
-def test_body_that_cannot_be_read_is_refused_with_a_sentence(gateway: Gateway) -> None:
-    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
-    assert "cannot be read" in refused(url, b"{}", **{"Content-Encoding": "gzip"})
+def test_body_that_cannot_be_read_is_refused_with_a_sentence(infer_url: str) -> None:
+    assert "cannot be read" in refused(infer_url, b"{}", **{"Content-Encoding": "gzip"})
 
 
-def test_json_beyond_its_limits_is_refused(gateway: Gateway) -> None:
-    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
-    assert "send tensors as binary data" in refused(url, b'{"inputs": []}' + b" " * gateway_rest._MOST_JSON)
+def test_json_beyond_its_limits_is_refused(infer_url: str) -> None:
+    assert "send tensors as binary data" in refused(infer_url, b'{"inputs": []}' + b" " * gateway_rest._MOST_JSON)
     many = np.zeros(gateway_rest._MOST_NUMBERS + 1, np.int8)
     answers = [(OutputTensor("y"), "INT8", many.shape, many)]
     with pytest.raises(InvalidArgument, match="output 'y' has 1048577 elements"):
@@ -258,8 +256,7 @@ def test_message_that_inflates_beyond_the_limit_is_refused_before_it_is_read(mon
     asyncio.run(main())
 
 
-def test_output_that_is_asked_for_twice_is_refused(gateway: Gateway) -> None:
+def test_output_that_is_asked_for_twice_is_refused(infer_url: str) -> None:
     given = {"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [1.0] * 8}
     body = json.dumps({"inputs": [given], "outputs": [{"name": "y"}] * 2}).encode()
-    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
-    assert refused(url, body) == "output 'y' is asked for twice"
+    assert refused(infer_url, body) == "output 'y' is asked for twice"

@@ -18,11 +18,9 @@ import pytest
 pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc
 import tritonclient.http as triton_http
 from onnx import TensorProto
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc as stubs
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as region
 
@@ -32,7 +30,7 @@ from nnburst.gateway import inference, tensors
 from nnburst.gateway.inference import RegionPlace
 from nnburst.gateway.regions import Regions
 from nnburst.watch import find_services, look
-from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, tensor
+from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, refused_by_grpc, tensor
 from support.onnx_models import classifier, graph, node, save
 from support.waiting import until
 
@@ -97,18 +95,14 @@ def test_strings_of_json(gateway: Gateway) -> None:
     assert texts(answer) == TWICE == answer.get_output("y")["data"]
 
 
-def test_strings_one_by_one_over_grpc(gateway: Gateway) -> None:
+def test_strings_one_by_one_over_grpc(stub: Any) -> None:
     request = pb.ModelInferRequest(model_name="twice")
     given = request.inputs.add(name="x", datatype="BYTES", shape=TEXTS.shape)
     given.contents.bytes_contents.extend(text.encode() for text in TEXTS.ravel())
-    with grpc.insecure_channel(gateway.url("grpc")) as channel:
-        (data,) = stubs.GRPCInferenceServiceStub(channel).ModelInfer(request).raw_output_contents
-        given.contents.bytes_contents[0] = b"\xff"
-        with pytest.raises(grpc.RpcError) as info:
-            stubs.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    (data,) = stub.ModelInfer(request).raw_output_contents
     assert data == serialize_byte_tensor(np.array(TWICE, object)).item()
-    assert info.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "a string is no UTF-8" in info.value.details()
+    given.contents.bytes_contents[0] = b"\xff"
+    assert "a string is no UTF-8" in refused_by_grpc(stub.ModelInfer, request)
 
 
 def test_strings_in_shared_memory(client: Any, protocol: str, memory: Any) -> None:
@@ -212,11 +206,10 @@ def test_wrong_strings_cost_their_request_only(client: Any, protocol: str) -> No
 # ---- numbers of the protocol that NumPy has not, and what the protocol has not -------------------------------------
 
 
-def test_bfloat16_is_bf16(gateway: Gateway) -> None:
+def test_bfloat16_is_bf16(stub: Any) -> None:
     request = pb.ModelInferRequest(model_name="bits", raw_input_contents=[BITS.tobytes()])
     request.inputs.add(name="x", datatype="BF16", shape=BITS.shape)
-    with grpc.insecure_channel(gateway.url("grpc")) as channel:
-        answer = stubs.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    answer = stub.ModelInfer(request)
     assert (answer.outputs[0].datatype, answer.raw_output_contents[0]) == ("BF16", BITS.tobytes())
 
 
