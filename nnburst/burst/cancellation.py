@@ -1,7 +1,7 @@
-"""Cancellation of requests whose answers are no longer awaited, and accounts of their working memory.
+"""Cancellation of requests whose clients have stopped waiting, and accounts of working memory.
 
-A server binds requests `under_token`. A long kernel asks for the `present_token` while it is bound; then it checks the
-token's word now and then, or is cancelled. Memory that a kernel keeps is taken as `WorkingMemory`.
+A server binds requests `under_token`. A long-running kernel gets the `present_token` while it is bound; during a run
+it checks the token's word, or its `cancel` is called. Memory that a kernel keeps is counted as `WorkingMemory`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ _NUMBERS = itertools.count()
 
 
 Account = Callable[[int], Callable[[], None]]
-"""Function that charges bytes of working memory and returns a function that releases them; `ResourceExhausted` beyond
-the quota. Any thread may call both."""
+"""Function that charges bytes of working memory, and returns a function that releases them.
+
+It raises `ResourceExhausted` beyond the quota. Any thread may call both functions.
+"""
 
 _LEAST_CHARGE = 1 << 16
 """Least bytes to charge at a time."""
 
 
 class CancelToken:
-    """The cancellation token of a client's requests: cancelled once the client no longer awaits an answer.
+    """The cancellation token of a client's requests, cancelled once the client no longer waits for answers.
 
     Attributes:
-        cancelled: A word in C, not 0 once the token is cancelled.
-        server: Server's end of the burst, where the client may give up the running request; NULL without a burst.
-        account: Account that working memory is charged to; None leaves it uncounted.
+        cancelled: A word in C, nonzero once the token is cancelled.
+        server: The server's end of the burst, which shows if the client has given up the running request; NULL
+            without one.
+        account: Account that working memory is charged to; None for no account.
     """
 
     __slots__ = ("_kernels", "account", "cancelled", "server")
@@ -45,10 +48,10 @@ class CancelToken:
         self.cancelled: CData = ffi.new("uint32_t *")
         self.server = server
         self.account = account
-        self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use is one step of the interpreter
+        self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use is one atomic step of the interpreter
 
     def add(self, kernel: Kernel) -> None:
-        """Have a kernel cancelled with the token, if the kernel can be; see `Kernel`."""
+        """Have a kernel cancelled with the token, if it has a method `cancel` (see `Kernel`)."""
         if getattr(kernel, "cancel", None) is None:
             return
         kernels, number = self._kernels, next(_NUMBERS)
@@ -57,7 +60,7 @@ class CancelToken:
             self._cancel_kernels()
 
     def cancel(self) -> None:
-        """Cancel the token and its kernels. Any thread; takes no lock."""
+        """Cancel the token and its kernels. May be called from any thread; takes no lock."""
         lib.nnb_word_raise(self.cancelled)
         self._cancel_kernels()
 
@@ -77,7 +80,7 @@ _PRESENT = _Present()
 
 @contextlib.contextmanager
 def under_token(token: CancelToken | None) -> Iterator[None]:
-    """Make a token present for this thread in the ``with`` block; None for no token."""
+    """Make a token (or None) the present token of this thread in the ``with`` block."""
     before, _PRESENT.token = _PRESENT.token, token
     try:
         yield
@@ -91,10 +94,10 @@ def present_token() -> CancelToken | None:
 
 
 class WorkingMemory:
-    """Working memory of a bound request and its runs, beside the request's own memory; counted for its client.
+    """Working memory of a bound request and its runs, in addition to the request's memory, charged to its client.
 
-    Made while a request is bound, and kept with the arrays that it counts: bytes not given back count until this object
-    is garbage. One thread at a time.
+    It is created while a request is bound, and kept with the arrays that it counts: bytes that are not given back
+    count until this object is dropped. Only one thread at a time may use it.
     """
 
     __slots__ = ("_account", "_charged", "_releases", "_taken")
@@ -106,7 +109,7 @@ class WorkingMemory:
         self._releases: list[Callable[[], None]] = []
 
     def take(self, nbytes: int) -> None:
-        """Count more bytes before they are allocated; `ResourceExhausted` beyond the client's quota."""
+        """Count bytes before they are allocated. Raises `ResourceExhausted` beyond the client's quota."""
         missing = self._taken + nbytes - self._charged
         if missing > 0 and self._account is not None:
             charge = max(missing, _LEAST_CHARGE)
@@ -115,12 +118,12 @@ class WorkingMemory:
         self._taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Mark bytes as free: the next bytes that are taken reuse them in the count."""
+        """Mark counted bytes as free, to be reused by the next `take`."""
         self._taken -= nbytes
 
     @contextlib.contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Count the bytes that a ``with`` block takes as free when the block ends."""
+        """Mark the bytes that a ``with`` block takes as free when the block ends."""
         taken, charged, n = self._taken, self._charged, len(self._releases)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Conversions between Python's values and the C endpoints: queues, requests and results."""
+"""Conversion of queues, requests and results between Python and the C endpoints."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def open_channels(request: MQDescriptor, result: MQDescriptor, *, reset: bool) -
 
     Args:
         request, result: Descriptors of synchronized queues of 24-byte datums with an event word, in sealed memory.
-        reset: True to empty the queues: for the server, which attaches before the client may send.
+        reset: True to empty the queues. For the server, which attaches before the client may send.
 
     Raises:
-        InvalidArgument: A descriptor describes no such queue.
+        InvalidArgument: A descriptor does not describe such a queue.
     """
     request_queue = _open_channel(request, "request channel", reset)
     try:
@@ -67,7 +67,7 @@ def _u32(value: int, what: str, hint: str = "") -> int:
 
 
 def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple[CData, list[object]]:
-    """Return a C request and the objects to keep alive beside it; `InvalidArgument` for too large a number."""
+    """Return a C request, and objects to keep alive with it. Raises `InvalidArgument` for too large a number."""
     arguments = (*request.inputs, *request.outputs)
     rows = ffi.new("nnb_argument[]", max(len(arguments), 1))
     dims: list[int] = []
@@ -92,7 +92,7 @@ def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple
 
 
 def python_request(raw: CData) -> tuple[Request, list[int], bool]:
-    """Return (request without pools, slots, measure) of a decoded packet."""
+    """Return (request without pools, slots, measure) from a decoded packet."""
     dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []
     arguments = []
     for i in range(raw.n_inputs + raw.n_outputs):
@@ -112,7 +112,7 @@ def python_request(raw: CData) -> tuple[Request, list[int], bool]:
 
 
 def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
-    """Return a C result and the objects to keep alive beside it."""
+    """Return a C result, and objects to keep alive with it."""
     status, shapes, timing = result
     out = ffi.new("nnb_result *")
     rows = ffi.new("nnb_shape[]", max(len(shapes), 1))
@@ -133,7 +133,7 @@ def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
 
 
 def python_result(raw: CData) -> ExecutionResult:
-    """Return the status, shapes and timing of a result, as far as they are consistent."""
+    """Return the consistent parts of a result's status, shapes and timing."""
     shapes: tuple[OutputShape, ...] = ()
     if raw.n_shapes:
         dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []

@@ -22,18 +22,17 @@ if TYPE_CHECKING:
 
 
 class BurstCallback(abc.ABC):
-    """The client as the server sees it: its side of the slot table.
+    """The client of a burst as the server sees it, with the client's side of the slot table.
 
     Attributes:
-        row: The client's row of counters, closed by the server after the last request; None: the server counts only in
-            its `stats`.
+        row: The client's row of statistics, closed by the server after the last request; None for no row.
         flow_queue: Queue of the group that serves the burst; None for a listener thread of its own.
         loop_timeout_ns: The client's limit for each WHILE of a run, in nanoseconds; 0 for the default.
-        max_run: Seconds that a run may take; None for no limit. A longer run is ended, if its kernel can be.
+        max_run: Seconds that a run may take; None for no limit. A longer run is ended if its kernel supports that.
         bell: Socket to ring for answers that the client awaits in an event loop, still the callback's; None: it cannot
             await. To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result
             channel says so (docs/WIRE.md).
-        account: Account of its requests' working memory; None: it is not counted.
+        account: Account of its requests' working memory; None if it is not counted.
     """
 
     row: Row | None = None
@@ -49,14 +48,14 @@ class BurstCallback(abc.ABC):
         return allowed_cpus()
 
     def ended(self, reason: str) -> None:
-        """Note that the server has ended the burst by itself: no more answers come. Any thread; must not wait."""
+        """Note that the server has ended the burst by itself. Called from any thread; must not wait."""
 
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Return the memory behind each slot.
 
         Returns:
-            (NONE, one memory per slot), or (INVALID_ARGUMENT, ()) if any slot is unknown. All or nothing.
+            (NONE, one memory per slot), or (INVALID_ARGUMENT, ()) if any slot is unknown.
         """
 
 
@@ -65,7 +64,7 @@ class BurstContext(abc.ABC):
 
     @property
     def cpus(self) -> frozenset[int]:
-        """CPUs that the listener may run on; by default those of the calling thread, which has started it."""
+        """CPUs that the listener may run on; by default those of the calling thread."""
         return allowed_cpus()
 
     @property
@@ -78,7 +77,7 @@ class BurstContext(abc.ABC):
         """Forget a slot and every plan that uses it. An unknown slot is not an error (REQ-MODEL-051)."""
 
     def failure_reason(self) -> str:
-        """Return the reason of the last failed execution; empty if it is unknown or was returned before.
+        """Return the reason of the last failed execution; empty if unknown or already returned.
 
         Raises:
             NNBurstError: The server cannot be asked.
@@ -86,17 +85,17 @@ class BurstContext(abc.ABC):
         return ""
 
     def forget_memory(self, slot: int) -> None:
-        """Forget a slot as `free_memory`, without waiting."""
+        """Forget a slot like `free_memory`, but without waiting."""
         self.free_memory(slot)
 
     def forget_plans(self) -> None:
-        """Drop all plans: repeated requests are bound anew. Any thread."""
+        """Drop all plans, so that repeated requests are bound again. May be called from any thread."""
 
     def leave(self) -> None:
-        """Note that answers are no longer awaited: a run of several steps ends between two of them. Any thread."""
+        """Note that the client no longer waits, so that a run of several steps ends early. For any thread."""
 
     def hang_up(self) -> None:
-        """End the burst without waiting, from any thread, also in a finaliser. Idempotent; `close` may follow."""
+        """End the burst without waiting. For any thread or finaliser. Idempotent; `close` may follow."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -106,10 +105,11 @@ class BurstContext(abc.ABC):
 class BurstExecutorWithCache:
     """Binds the requests of one burst, and keeps the memories of its slots between them.
 
-    Never called concurrently, except for `remove_cache_entry`, which may come from the control plane at any time.
+    Its methods are never called concurrently, except for `remove_cache_entry`, which may be called at any time.
 
     Args:
-        bind: Checks a request with its pools and returns a function that runs it; raises as the method `bind`.
+        bind: Checks a request with its pools and returns a function that runs it. Raises the errors of the method
+            `bind`.
 
     Attributes:
         loop_timeout_ns: See `BurstCallback`; set by the server before the first request.
@@ -122,7 +122,7 @@ class BurstExecutorWithCache:
         self._entries: dict[int, Memory | Named] = {}
 
     def is_cache_entry_present(self, slot: int) -> bool:
-        """True if the slot was added by `add_cache_entry` and not removed since."""
+        """Return True if `add_cache_entry` has added the slot and it was not removed since."""
         return slot in self._entries
 
     def add_cache_entry(self, memory: Memory | Named, slot: int) -> None:
@@ -134,11 +134,11 @@ class BurstExecutorWithCache:
         self._entries[slot] = memory
 
     def remove_cache_entry(self, slot: int) -> None:
-        """Forget a slot; nothing happens if it is not present."""
+        """Forget a slot. An unknown slot is ignored."""
         self._entries.pop(slot, None)
 
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
-        """Check a request and return a callable that runs it; it is called once per identical packet.
+        """Check a request and return a kernel that runs it, for this packet and identical later ones.
 
         Args:
             request: Arguments; ``request.pools`` is empty, ``pool_index`` indexes `slots`.

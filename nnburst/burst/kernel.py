@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..model.running import ExecutionResult
 
 Kernel = Callable[[], ExecutionResult | None]
-"""Runs a request that is decoded, checked and bound to arrays; ``None`` means status NONE, no shapes, no timing.
+"""Function that runs a checked and bound request. None as result means status NONE, without shapes or timing.
 
 A kernel may raise its failure. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed
 buffers and commits; a burst does both in C, and runs `gate.current` in between, once nothing has to be checked or made
@@ -26,6 +26,6 @@ those that it has written (``nnb_buffer_contents``). A kernel takes the memory t
 
 
 def run_until(kernel: Kernel, deadline_ns: int) -> ExecutionResult | None:
-    """Call a kernel; have it end by a time of CLOCK_MONOTONIC in nanoseconds (0: none), if it has ``until``."""
+    """Call a kernel, with a deadline (CLOCK_MONOTONIC nanoseconds, 0 for none) if it has a method ``until``."""
     until: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "until", None) if deadline_ns else None
     return kernel() if until is None else until(deadline_ns)

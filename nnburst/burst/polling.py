@@ -1,4 +1,4 @@
-"""Constants of a burst, and the polling windows of its ends."""
+"""Constants of bursts, and the polling windows of their ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHANNEL_LENGTH = 1024
 """Default length of each channel in datums."""
 
 DATUM = np.dtype((np.void, 24))
-"""One element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/WIRE.md)."""
+"""Type of an element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/WIRE.md)."""
 
 WINDOW_VARIABLE = "NNBURST_POLLING_WINDOW_US"
 _DEFAULT_WINDOW = 50e-6
@@ -29,7 +29,7 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
-    """Return the seconds that an end polls before it sleeps: `NNBURST_POLLING_WINDOW_US`, else 50 µs, or 0 on one CPU.
+    """Return the default polling window in seconds: `NNBURST_POLLING_WINDOW_US`, or 50 µs, or 0 on one CPU.
 
     If both ends may only run on the same single CPU, the peer cannot run while this end polls.
 
@@ -49,7 +49,7 @@ def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
 
 
 def checked_window(seconds: float) -> float:
-    """Return `seconds` if it is a valid polling window, 0 to 60; else raise `InvalidArgument`."""
+    """Return `seconds` if it is a valid polling window, 0 to 60. Raises `InvalidArgument` otherwise."""
     if not is_real(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
         raise InvalidArgument(
             f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"
@@ -58,7 +58,7 @@ def checked_window(seconds: float) -> float:
 
 
 def loop_timeout_ns(seconds: float | None) -> int:
-    """Return a loop timeout in nanoseconds, 0 for the default; `InvalidArgument` if it is not above 0."""
+    """Return a loop timeout in nanoseconds, 0 for the default. Raises `InvalidArgument` if it is not above 0."""
     limit = checked_timeout(seconds)
     if limit == 0:
         raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")

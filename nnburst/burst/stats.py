@@ -1,4 +1,4 @@
-"""Counters of the client's end of a burst. Those of the server are in the client's row (docs/watching.md)."""
+"""Counters of the client's end of a burst. The server's counters are in the client's row (docs/watching.md)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from msgspec.structs import astuple
 
 
 class BurstStats(Struct, frozen=True):
-    """Counts of the client's end of a burst since its creation.
+    """Counts of events at the client's end of a burst since its creation.
 
     Attributes:
         sent: Requests sent.
         received: Results received.
-        sleeps: Futex waits; none while polling finds the results.
+        sleeps: Futex waits; none if polling finds the results.
         wakes: Futex wakes; none while the service polls.
         malformed: Results that were refused.
-        dropped: Results that came after their request had been given up, or that were not asked for.
-        fallbacks: Executions that took the path without a burst because the channel had no room.
+        dropped: Results of abandoned requests, and results that were not requested.
+        fallbacks: Executions that ran without the burst because the channel had no room.
     """
 
     sent: int

@@ -44,7 +44,7 @@ _COUNTERS = lib.NNB_REQUESTS, lib.NNB_RESULTS, lib.NNB_SLEEPS, lib.NNB_WAKES, li
 class ExecutionBurstController(OneProcess, Closing):
     """The client's end of a burst on a prepared model. Context manager.
 
-    One execution at a time: a second one, in any thread, gets `BadState`.
+    It runs one execution at a time: a second one, in any thread, gets `BadState`.
 
     Attributes:
         closed: True after `close` or `refuse`.
@@ -60,7 +60,7 @@ class ExecutionBurstController(OneProcess, Closing):
         channel_length: int = CHANNEL_LENGTH,
         result_channel_length: int | None = None,
     ) -> ExecutionBurstController:
-        """Make the two channels and have the prepared model serve them.
+        """Create a burst: make the two channels, and have the prepared model serve them.
 
         Args:
             prepared_model: The model, kept alive by the burst.
@@ -75,7 +75,7 @@ class ExecutionBurstController(OneProcess, Closing):
             InvalidArgument: A length, the polling window or the loop timeout is out of range.
             NNBurstError: The model cannot serve a burst; the error's status says why.
         """
-        window_ns(polling_window, ())  # refuses a wrong window before anything is made
+        window_ns(polling_window, ())  # raises an error for a wrong window before anything is created
         loop_ns = loop_timeout_ns(loop_timeout)
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
@@ -84,7 +84,7 @@ class ExecutionBurstController(OneProcess, Closing):
         watched, rung = bell()
         slots = SlotTable(rung.fds[0], loop_ns)
         with contextlib.closing(rung), contextlib.ExitStack() as stack, contextlib.ExitStack() as failing:
-            failing.callback(watched.close)  # at once, since the error may be kept alive
+            failing.callback(watched.close)  # closed at once, since the error may stay alive
             request, result = [stack.enter_context(new_queue(DATUM, n, layout=Layout.STAMPED)) for n in lengths]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             failing.callback(context.close)
@@ -135,7 +135,7 @@ class ExecutionBurstController(OneProcess, Closing):
         _ENDS[id(self)] = self
 
     def bind(self, request: Request, *, measure: bool = False) -> BoundRequest:
-        """Serialise a request once, to be run many times.
+        """Serialise a request once, for many runs.
 
         Args:
             request: Each of its pools gets a slot until `free_memory` or `close`.
@@ -148,33 +148,33 @@ class ExecutionBurstController(OneProcess, Closing):
         return BoundRequest(self, (request,), measure=measure)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
-        """Run a request once as `BoundRequest.run`, but return an error of the request or execution as a status."""
+        """Run a request once like `BoundRequest.run`, but return an error of the request or execution as a status."""
         bound = self.bind(request, measure=measure)
         bound.timeout = timeout
         return bound.execute()
 
     def record(self, trace: CData) -> None:
-        """Record each run in an ``nnb_trace`` from now on. Call it while nothing runs."""
+        """Record each later run in an ``nnb_trace``. Must be called while nothing runs."""
         self._trace = trace
         lib.nnb_client_trace(self.endpoint, trace, 1)
 
     @property
     def flights(self) -> InFlightRuns:
-        """The executions that were started without waiting; `GeneralFailure` if the server supports none."""
+        """The executions that were started without waiting. Raises `GeneralFailure` if the server cannot do that."""
         if self._flights is None:
             raise GeneralFailure("the service takes one request at a time, as burst servers of its own do; use run()")
         return self._flights
 
     def slots_for(self, pools: Sequence[Memory | Named]) -> list[int]:
-        """Return the slots of memories, new ones if need be; raises the same errors as `bind`."""
+        """Return the slots of memories, new ones if necessary. Raises the same errors as `bind`."""
         if self.closed:
             raise BadState("the burst is closed; open another one")
-        with self._lock:  # a memory in use again is not a dropped one
+        with self._lock:  # a memory that is used again is not released
             self.forget_dropped()
             return self._slots.slots_for(pools)
 
     def run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
-        """Run a request that does not fit into the channel."""
+        """Run a request that does not fit into the channel, without the burst."""
         self._fallbacks += 1
         flag = MeasureTiming.YES if measure else MeasureTiming.NO
         return self._prepared_model.execute_synchronously(request, RunOptions(flag, Deadline.after(timeout).at_ns))
@@ -186,13 +186,13 @@ class ExecutionBurstController(OneProcess, Closing):
     # ---- memory and life -------------------------------------------------------------------------------------
 
     def free_memory(self, memory: Memory | Named) -> bool:
-        """Forget a memory on both sides; return whether it was known. Executions bound to it fail from now on."""
+        """Forget a memory on both sides. Return True if it was known. Executions bound to it fail from now on."""
         slot = self._slots.free(memory)
         if slot is None:
             return False
         try:
             self._context.free_memory(slot)
-        except (BadState, DeadObject, MissedDeadline):  # a dead service has no memory to forget
+        except (BadState, DeadObject, MissedDeadline):  # a dead service has no memory left
             pass
         except NNBurstError:
             if not self.closed:  # another thread or a signal handler may close it
@@ -200,19 +200,19 @@ class ExecutionBurstController(OneProcess, Closing):
         return True
 
     def forget(self, memory: Memory | Named) -> None:
-        """Forget a memory as `free_memory`, without waiting for the service."""
+        """Forget a memory like `free_memory`, but without waiting for the service."""
         slot = self._slots.free(memory)
         if slot is not None:
             with contextlib.suppress(NNBurstError):
                 self._context.forget_memory(slot)
 
     def hold(self, memory: Memory | Named, holder: object) -> None:
-        """Keep a memory for a holder's requests until all its holders have released it."""
+        """Keep a memory for a holder's requests, until all holders have released it."""
         with self._lock:
             self._holders.setdefault(memory, set()).add(holder)
 
     def release(self, memory: Memory | Named, holder: object, *, wait: bool = False) -> None:
-        """Forget a memory without other holders; with `wait`, also wait for the service. Idempotent."""
+        """Forget a holder's memory, unless it has other holders. With `wait`, wait for the service."""
         with self._lock:
             holders = self._holders.get(memory, set())
             holders.discard(holder)
@@ -225,15 +225,15 @@ class ExecutionBurstController(OneProcess, Closing):
             self.forget(memory)
 
     def release_soon(self, memory: Memory | Named, holder: object) -> None:
-        """Release a memory when the next request is bound: for finalisers, which may take no lock."""
+        """Release a memory when the next request is bound. For finalisers, which may not take a lock."""
         if not self.closed:
             self._dropped.append((memory, holder))
 
     def forget_dropped(self) -> None:
-        """Release the memories that `release_soon` has put off."""
+        """Release the memories that were passed to `release_soon`."""
         with self._lock:
             while self._dropped:
-                with contextlib.suppress(IndexError):  # a signal handler or `close` may be faster
+                with contextlib.suppress(IndexError):  # a signal handler or `close` may have emptied it
                     self.release(*self._dropped.popleft())
 
     @property
@@ -248,17 +248,17 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def is_free(self) -> bool:
-        """True if it runs nothing now; that may change at any time."""
+        """True if the burst is idle. Another thread may change that at any time."""
         return bool(lib.nnb_client_is_free(self.endpoint))
 
     @property
     def is_sound(self) -> bool:
-        """True if it is usable: not closed, not ended by the service, and its channels are not corrupt."""
+        """True if the burst is usable: not closed, not ended by the service, and with sound channels."""
         return not self.end_reason and lib.nnb_client_is_sound(self.endpoint) == 1
 
     @property
     def end_reason(self) -> str:
-        """The server's reason, if it ended the burst by itself."""
+        """The server's reason for ending the burst by itself, if it did."""
         return self._slots.end_reason
 
     @property
@@ -271,7 +271,7 @@ class ExecutionBurstController(OneProcess, Closing):
         return self._context.cpus
 
     def close(self) -> None:
-        """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
+        """End the burst. An execution in flight raises `BadState`, though the service finishes it. Idempotent."""
         self.refuse()
         self._leaving = self._leaving or Leaving(
             self._unlink, self._context.leave, self._context.close, self._close_endpoint, self._forget_all
@@ -279,9 +279,10 @@ class ExecutionBurstController(OneProcess, Closing):
         self._leaving()
 
     def _close_endpoint(self) -> None:
-        # EDEADLK: this signal handler has interrupted the execution in flight, which will find the burst closed.
+        # EDEADLK means that this signal handler has interrupted the execution in flight, which will find the burst
+        # closed.
         while lib.nnb_client_close(self.endpoint) == -errno.EBUSY:
-            time.sleep(0.001)  # the execution in flight is stopping, and can take the lock here
+            time.sleep(0.001)  # lets the execution in flight take the lock and stop
 
     def _forget_all(self) -> None:
         if self._flights is not None:
@@ -291,12 +292,12 @@ class ExecutionBurstController(OneProcess, Closing):
         self._holders.clear()
 
     def refuse(self) -> None:
-        """Refuse further runs, the first half of `close`; an execution in flight gets `BadState`."""
+        """Refuse further runs, as the first part of `close`. An execution in flight raises `BadState`."""
         self.closed = True
         lib.nnb_client_hang_up(self.endpoint)
 
     def hang_up(self) -> None:
-        """End the burst without waiting, from any thread, also in a finaliser; `close` may follow."""
+        """End the burst without waiting. May be called from any thread or finaliser; `close` may follow."""
         with contextlib.suppress(NNBurstError):
             self._unlink()
             self._context.leave()

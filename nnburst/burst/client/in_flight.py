@@ -1,8 +1,8 @@
-"""Executions that were started without a waiting caller: an event loop, or one thread for all, waits for them.
+"""Executions without a blocked caller: an event loop, or one thread for all of them, waits for their answers.
 
-The service rings the burst's bell, a socket, at the next answer after `InFlightRuns.attend` or `arm` found none. So
-anything that can watch a descriptor can wait for a burst. Several may watch: each attends when the bell rings, and one
-of them takes the answers.
+The service rings the burst's bell, a socket, at the next answer after `InFlightRuns.attend` or `arm` has found none.
+So anything that can watch a descriptor can wait for a burst. There may be several watchers: all call `attend` when
+the bell rings, and one of them takes the answers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def bell() -> tuple[FdSet, FdSet]:
 
 
 class InFlight:
-    """One started execution.
+    """A started execution.
 
     Attributes:
-        request: The request, kept alive until it lands, since the service writes to its outputs.
-        status: None until it has landed; then the status of its result, or a negative errno as in `BoundRequest.run`.
+        request: The request, kept alive until its answer comes, since the service writes to its outputs.
+        status: None until the run has ended; then the status of its result, or a negative errno as in
+            `BoundRequest.run`.
         may_look: True if polling was cut short; `InFlightRuns.look` continues it.
     """
 
@@ -57,9 +58,9 @@ class InFlight:
         self._then: Callable[[InFlight], None] | None = None
 
     def when_landed(self, then: Callable[[InFlight], None]) -> None:
-        """Call `then` when it has landed, at once if it has; replaces an earlier function.
+        """Call `then` when the run has ended (at once if it has). Replaces an earlier function.
 
-        `then` is called in the thread that attends, perhaps twice, and must not wait.
+        `then` is called by the thread that takes the answer, possibly twice, and must not wait.
         """
         self._then = then
         if self.status is not None:
@@ -67,12 +68,12 @@ class InFlight:
 
 
 class InFlightRuns:
-    """The started executions of one burst. Any thread.
+    """The started executions of one burst. Safe to use from any thread.
 
     Attributes:
-        polls: True if the burst has a polling window, so that looking for an answer may pay.
+        polls: True if the burst has a polling window, so that polling for an answer may help.
         jobs: A thread for calls that may block, apart from the event loop and the thread that attends.
-        attendant: The thread that attends, if any.
+        attendant: The thread that waits for answers, if any.
     """
 
     def __init__(self, endpoint: CData, watched: FdSet, *, polls: bool) -> None:
@@ -89,11 +90,11 @@ class InFlightRuns:
         return self._watched.closed
 
     def copy_bell(self) -> FdSet:
-        """Return a descriptor that is readable when `attend` has to be called; `BadState` if the burst is closed."""
+        """Return a descriptor that is readable when `attend` must be called. Raises `BadState` if closed."""
         return self._watched.copy()
 
     def start(self, request: BoundRequest, *, look_until: int = 0) -> InFlight:
-        """Start an execution. If it does not land at once, call `look`, `arm` or `attend` afterwards.
+        """Start an execution. If its answer does not come at once, call `look`, `arm` or `attend` afterwards.
 
         Args:
             request: A request that is bound to this burst and not in flight.
@@ -106,7 +107,7 @@ class InFlightRuns:
         if status == _RESTART:
             flight.may_look = True
         elif status != _AGAIN:
-            self._flying.pop(tag, None)  # the burst may have been closed meanwhile
+            self._flying.pop(tag, None)  # another thread may have closed the burst
             flight.status = status
         return flight
 
@@ -122,7 +123,7 @@ class InFlightRuns:
             self._land(flight.tag, status)
 
     def give_up(self, flight: InFlight) -> bool:
-        """Take back an execution that has not reached the service; False if it has to land."""
+        """Withdraw an execution that the service has not taken. Return False if its answer has to be awaited."""
         if flight.status is not None:  # perhaps long ago: a task may be dropped with a closed burst
             return True
         if lib.nnb_execution_withdraw(flight.request.pointer) < 0:
@@ -149,7 +150,7 @@ class InFlightRuns:
                 self._land(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
 
     def arm(self) -> bool:
-        """Have the bell rung at the next answer; False if nothing is in flight, or no longer."""
+        """Have the bell rung at the next answer. Return False if nothing is in flight."""
         while self._flying:
             if lib.nnb_client_arm(self._endpoint) <= 0:  # otherwise the thread that waits in the burst rings
                 return True
@@ -157,7 +158,7 @@ class InFlightRuns:
         return False
 
     def attend(self, watched: int) -> bool:
-        """Take the answers after the bell has rung, and arm it again; False if nothing is in flight.
+        """Take the answers after the bell has rung, and arm it again. Return False if nothing is in flight.
 
         Args:
             watched: The descriptor that `copy_bell` returned.

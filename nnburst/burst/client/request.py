@@ -28,7 +28,7 @@ _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
 _DIED = -errno.EPIPE
 _NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESHUTDOWN))
-"""Errnos of a run that was not sent: the burst is busy, ended, or no longer the execution's. Another may run it."""
+"""Errnos of a run that was not sent, because the burst is busy, ended, or no longer the execution's."""
 _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
@@ -74,16 +74,16 @@ def check_result(result: ExecutionResult, limit: float | None) -> None:
 
 
 class BoundRequest(Runnable, OneProcess):
-    """A request that is bound to a burst, for any number of runs. Made by `ExecutionBurstController.bind`.
+    """A request bound to a burst for any number of runs, from `ExecutionBurstController.bind`.
 
     Args:
         controller: The burst.
-        requests: One, or two of the same form that alternate.
+        requests: One request, or two of the same form that alternate.
         measure: True if results carry `Timing`.
-        answer_length: Datums of the longest result, so that other runs may be in flight beside it; None if unknown.
+        answer_length: Datums of the longest result, so that other runs may be in flight as well; None if unknown.
 
     Raises:
-        BadState: The burst is closed, or a memory.
+        BadState: The burst or a memory is closed.
         InvalidArgument: A number does not fit the wire format.
     """
 
@@ -96,7 +96,7 @@ class BoundRequest(Runnable, OneProcess):
         answer_length: int | None = None,
     ) -> None:
         self._measure, self._answer_length = measure, answer_length
-        self._elsewhere: ExecutionResult | None = None  # result of the last run, if it was without the channel
+        self._elsewhere: ExecutionResult | None = None  # result of the last run, if it did not use the channel
         self._timeout: float | None = None
         self._allowed: float | None = None  # timeout in seconds for the next run
         self._concluding = False  # a thread concludes a run, see `runtime.run.event_loop`
@@ -104,7 +104,7 @@ class BoundRequest(Runnable, OneProcess):
         self._bind_to(controller, requests)
 
     def _bind_to(self, controller: ExecutionBurstController, requests: tuple[Request, ...], turn: int = 0) -> None:
-        """Serialise the requests for a burst; `turn` is the index of the request that the next run sends."""
+        """Serialise the requests for a burst. `turn` is the index of the request that the next run sends."""
         out = ffi.new("nnb_execution **")
         for i, request in enumerate(requests):
             check_open(request)
@@ -136,15 +136,15 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def turn(self) -> int:
-        """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
+        """Index of the request that the next run sends. It changes after each run with status NONE."""
         return lib.nnb_execution_turn(self.pointer)
 
     # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Run with an argument, or on a closed object. Other calls of `run` go straight to C.
+        """Run with an argument, or raise the error of a closed object. Other calls of `run` go straight to C.
 
-        Inputs passed by mistake are refused as an invalid timeout.
+        Inputs that are passed by mistake are an invalid timeout.
         """
         limit = timeout if inputs is ... else inputs
         self._allow(self._timeout if limit is ... else checked_timeout(limit))
@@ -154,16 +154,16 @@ class BoundRequest(Runnable, OneProcess):
             self._allow(self._timeout)
 
     def execute(self) -> ExecutionResult:
-        """Run, and return (status, output shapes, timing) instead of raising for an error status."""
+        """Run, and return (status, output shapes, timing) instead of raising an error status."""
         self._conclude(raises=False)
         return self._explained(self.result)
 
     def _conclude(self, status: int | None = None, *, raises: bool = True) -> None:
-        """Wait for the end of a run, here or elsewhere, and raise its error: the slow path of all ways to run.
+        """Wait for the end of a run, on this burst or another, and raise its error. The slow path of all ways to run.
 
         Args:
             status: Return value of the C core for it, or the status of an `InFlight` of this execution that has landed;
-                None: it begins now.
+                None if the run starts now.
             raises: True to raise an error status, too.
         """
         if status is None:
@@ -212,7 +212,7 @@ class BoundRequest(Runnable, OneProcess):
     """True if a run restarts a service that died before it."""
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
-        """Bind this to another burst after a run that failed with this errno.
+        """Bind this request to another burst, after a run that failed with this errno.
 
         Returns:
             The new deadline of the run, extended by the time for setting up. None if there is no other burst.
@@ -220,10 +220,10 @@ class BoundRequest(Runnable, OneProcess):
         return None
 
     def _start(self, *, look_until: int = 0) -> InFlight:
-        """Start a run without waiting; `_conclude` raises its error. Arguments as for `InFlightRuns.start`.
+        """Start a run without waiting. `_conclude` raises its error. See `InFlightRuns.start`.
 
         Raises:
-            BadState: It is closed.
+            BadState: The request is closed.
             GeneralFailure: The server of this burst takes one request at a time.
         """
         self._check_not_closed()
@@ -233,7 +233,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def is_in_flight(self) -> bool:
-        """True from the start of a run until its end is taken."""
+        """True from the start of a run until its result is taken."""
         return bool(lib.nnb_execution_flies(self.pointer))
 
     # ---- how it ended ----------------------------------------------------------------------------------------
@@ -247,24 +247,24 @@ class BoundRequest(Runnable, OneProcess):
         check_result(self._explained(result), self._allowed)
 
     def _explained(self, result: ExecutionResult) -> ExecutionResult:
-        """Ask the server for the reason of a failure: a packet has no room for a sentence."""
+        """Add the server's reason to the result of a failed run, for which a packet has no room."""
         status, shapes, _ = result
         if status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere:
             return result
         limit = _LONGEST_ASKING if self._allowed is None else min(self._allowed, _LONGEST_ASKING)
         try:
             return Failure(status, Deadline.after(limit).call(self.controller.failure_reason), shapes)
-        except NNBurstError:  # the status must suffice
+        except NNBurstError:  # without a reason, only the status is reported
             return result
 
     def _fail(self, number: int) -> int:
-        """Raise the error for an errno of the C core, which leaves no result."""
+        """Raise the error for an errno of the C core, without a result."""
         self._elsewhere = None
         special = {number: _FAILURES[number](self)} if number in _FAILURES else None
         return check(-number, "run", special)
 
     def _ended(self, meanwhile: str) -> NNBurstError:
-        """Return the exception for a burst that has ended; `meanwhile` is the message if this side closed it."""
+        """Return the exception for a burst that has ended. `meanwhile` is the message if this side has closed it."""
         controller = self.controller
         if controller.closed:
             return BadState(meanwhile)
@@ -278,7 +278,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def result(self) -> ExecutionResult:
-        """(status, output shapes, timing) of the last run. Do not read it while another thread runs the request.
+        """Status, output shapes and timing of the last run. No other thread may run the request meanwhile.
 
         Raises:
             BadState: There was no run.
@@ -292,7 +292,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def output_shapes(self) -> tuple[OutputShape, ...]:
-        """Shapes of the last run; empty if the service had none to tell (all outputs are fully specified)."""
+        """Output shapes of the last run; empty if all outputs are fully specified."""
         return self.result[1]
 
     @property
@@ -306,7 +306,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @contextlib.contextmanager
     def _limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
-        """Limit runs that begin in the ``with`` block to that many seconds; ``...`` for `timeout`."""
+        """Limit runs that start in the ``with`` block to that many seconds; ``...`` stands for `timeout`."""
         if timeout is ...:
             yield
             return
@@ -328,7 +328,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def _deadline(self) -> Deadline:
-        """Deadline of the run that was started last."""
+        """The deadline of the run that was started last."""
         return Deadline(lib.nnb_execution_deadline(self.pointer))
 
     def _allow(self, seconds: float | None) -> None:
@@ -360,4 +360,4 @@ _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
         "the service corrupted the channel; the burst is dead, open another session"
     ),
 }
-"""Errors of a run by errno of the C core."""
+"""The function that makes the error of a failed run, by errno of the C core."""

@@ -1,4 +1,4 @@
-"""The client's slot table: the memory of each slot."""
+"""The client's slot table, with the memory of each slot."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LAST_SLOT = 2**31 - 1
 
 
 class SlotTable(BurstCallback):
-    """Memory ↔ slot, one namespace per burst. Thread-safe without a lock, which a signal handler might wait for.
+    """Table of memories and slots of a burst. Thread-safe without a lock, on which a signal handler could deadlock.
 
-    A slot is never used twice: a server that missed a `free_memory` cannot confuse the old memory with a new one.
+    A slot is never reused, so that a server that missed a `free_memory` cannot mistake an old memory for a new one.
 
     Attributes:
-        end_reason: The server's reason, if it ended the burst by itself.
+        end_reason: The server's reason for ending the burst by itself, if it did.
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
@@ -36,7 +36,7 @@ class SlotTable(BurstCallback):
         self._on_end: Callable[[], None] = lambda: None
 
     def slots_for(self, memories: Sequence[Memory | Named]) -> list[int]:
-        """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""
+        """Return the slot of each memory, in order. A new memory gets a new slot."""
         return [self._slot(memory) for memory in memories]
 
     def _slot(self, memory: Memory | Named) -> int:
@@ -45,14 +45,14 @@ class SlotTable(BurstCallback):
             mine = next(self._numbers)
             if mine > _LAST_SLOT:
                 raise ResourceExhausted("this burst has used every slot number; close it and open another")
-            self._memories[mine] = memory  # before the identity can be reused
+            self._memories[mine] = memory  # stored before the id can be reused
             slot = self._slots.setdefault(memory, mine)
             if slot != mine:
                 del self._memories[mine]
         return slot
 
     def free(self, memory: Memory | Named) -> int | None:
-        """Forget a memory and return its slot, or None."""
+        """Forget a memory. Return its slot, or None if it had none."""
         slot = self._slots.pop(memory, None)
         if slot is not None:
             self._memories.pop(slot, None)
@@ -66,11 +66,11 @@ class SlotTable(BurstCallback):
         return len(self._slots)
 
     def ended(self, reason: str) -> None:
-        self.end_reason = self.end_reason or reason or "it does not say why"  # set first: there may be no listener yet
+        self.end_reason = self.end_reason or reason or "it does not say why"  # set first: there may be no listener
         self._on_end()
 
     def when_ended(self, listener: Callable[[], None]) -> None:
-        """Register a listener to be called, perhaps twice, when the server has ended the burst by itself."""
+        """Register a listener, which is called (possibly twice) when the server has ended the burst by itself."""
         self._on_end = listener
         if self.end_reason:
             listener()

@@ -1,4 +1,4 @@
-"""A few listener threads that serve the bursts of many clients."""
+"""A group of few listener threads that serve the bursts of many clients."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}
 class ListenerGroup:
     """Listener threads, about as many as there are processors, that share the bursts of a service.
 
-    The request of the highest priority runs next; among equals, that of the client that has used the least time.
-    ``csrc/schedule.c`` decides the order; ``csrc/nnb_group.h`` explains how threads wait, poll and make room.
+    The request of the highest priority runs next; among equals, the request of the client that has used the least
+    time. ``csrc/schedule.c`` decides the order; ``csrc/nnb_group.h`` explains how threads wait, poll and make room.
 
     Args:
         runs: Executions that may run at the same time; None for the number of processors that this process may use.
@@ -48,12 +48,12 @@ class ListenerGroup:
         self._bursts: list[ServerEnd | None] = []
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count(1)
-        self._batchers: set[CData] = set()  # the leader may still use batchers of closed models
+        self._batchers: set[CData] = set()  # keeps batchers of closed models, which the leader may still use
         self._closed = False
         SERVING[id(self)] = self
 
     def add(self, burst: ServerEnd, queue: FlowQueue, endpoint: CData) -> None:
-        """Serve one more burst; `BadState` if the group is closed, `ResourceExhausted` without a thread."""
+        """Serve another burst. Raises `BadState` if the group is closed, `ResourceExhausted` without a thread."""
         with self._lock:  # workers look up the burst under this lock
             if self._closed:
                 raise BadState("the listener group is closed")
@@ -69,7 +69,7 @@ class ListenerGroup:
             burst.take_places(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
-        """Have one thread for the first burst; with more bursts also a spare, if a run of the first does not end."""
+        """Start a thread for the first burst and, with more bursts, a spare one in case a run does not end."""
         wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
         while (there := lib.nnb_group_workers(self._handle)) < wanted:
             if self._start_thread():
@@ -79,7 +79,7 @@ class ListenerGroup:
             return  # enough for now; C asks for more when needed
 
     def _start_thread(self) -> bool:
-        """Start a thread; False if that failed. Raises nothing: the calling thread may be the leader."""
+        """Start a thread. Return False if that failed. Never raises, as the calling thread may be the leader."""
         out = ffi.new("nnb_worker **")
         if lib.nnb_worker_create(out, self._handle) < 0:
             _log.warning("no memory for another listener")
@@ -125,7 +125,7 @@ class ListenerGroup:
         return burst
 
     def _take_out(self, plan: int) -> ServerEnd:
-        """Remove a burst that has ended. The worker frees its number afterwards."""
+        """Remove a burst that has ended, and return it. The worker frees its number afterwards."""
         with self._lock:
             burst = self._burst_of(plan)
             self._bursts[plan // lib.NNB_BURST_PLANS] = None
@@ -139,17 +139,17 @@ class ListenerGroup:
         return threading.current_thread() in self._threads
 
     def wake_all(self) -> None:
-        """Wake the threads so that they end bursts that were hung up."""
+        """Wake the threads, so that they end bursts that were hung up."""
         lib.nnb_group_wake_all(self._handle)
 
     def flow(self) -> Flow:
-        """Return a flow for one more client's bursts."""
+        """Return a flow for the bursts of another client."""
         flow = Flow(self, next(self._numbers))
         weakref.finalize(flow, lib.nnb_group_leave, self._handle, flow.number).atexit = False
         return flow
 
     def leave(self) -> None:
-        """Note that the client of a burst no longer awaits answers."""
+        """Note that the client of a burst no longer waits for answers."""
         for burst in tuple(self._bursts):
             if burst is not None:
                 burst.leave()
@@ -171,9 +171,7 @@ class ListenerGroup:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The requests of one client to a group: all count together, including those of its closed bursts. The count ends
-    with this object.
-    """
+    """A client's account in a group: the time of all its bursts, including closed ones, counts together."""
 
     group: ListenerGroup
     number: int
@@ -181,12 +179,11 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Batcher:
-    """Joins waiting requests of one model into one run.
+    """A batcher, which joins waiting requests of one model into one run.
 
     Attributes:
         pointer: The ``nnb_batcher *``, shared by all such requests.
-        wait_ns: Nanoseconds that a request waits for others to come. 0: it wants a fast answer, and does not wait for
-            running requests, either.
+        wait_ns: Nanoseconds that a request waits for others. With 0 it does not wait for running requests, either.
     """
 
     pointer: CData
@@ -194,7 +191,7 @@ class Batcher:
 
     @classmethod
     def make(cls, most: int, wait: float) -> Batcher:
-        """Return a batcher for runs of that many requests, which wait that many seconds."""
+        """Return a batcher for runs of at most `most` requests, which wait `wait` seconds for others."""
         wait_ns = max(1, int(wait * 1e9))
         return cls(ffi.new("nnb_batcher *", (most, wait_ns)), wait_ns)
 
@@ -204,8 +201,8 @@ class FlowQueue:
     """The queue of a burst that a group serves.
 
     Attributes:
-        flow: All queues of one flow share its processor time.
-        priority: Priority of its requests among waiting ones.
+        flow: The flow, whose processor time all its queues share.
+        priority: Priority of its waiting requests.
         batcher: Batcher that joins its requests with others, or None.
     """
 

@@ -27,7 +27,7 @@ _RESTART = -errno.ERESTART
 def serve(
     following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], ServerEnd]
 ) -> int:
-    """Run requests until an id comes that stands for no request; return that id.
+    """Run requests until C returns an id that stands for no request. Return that id.
 
     Args:
         following: C function that sends the last answer and returns the id of the next request's plan.
@@ -52,7 +52,7 @@ def serve(
         except NNBurstError as error:
             _log.info("an execution failed: %s", error)
             burst_of(plan & (new - 1)).answer(failure_of(error))
-        except BaseException as error:  # also SystemExit: a client must not wait for a thread that has ended
+        except BaseException as error:  # SystemExit, too: a client must not wait for a thread that has ended
             _log.exception("an execution failed")
             burst_of(plan & (new - 1)).answer(failure_of(error))
 
@@ -62,7 +62,7 @@ SERVING: weakref.WeakValueDictionary[int, ServerEnd | ListenerGroup] = weakref.W
 
 
 def _close_all() -> None:
-    """Close all listeners at interpreter exit: none may be inside C while the interpreter ends."""
+    """Close all listeners at interpreter exit, as no thread may be inside C while the interpreter ends."""
     for reference in SERVING.valuerefs():  # a list at once: other threads may add to it meanwhile
         if (each := reference()) is not None:
             each.leave()

@@ -1,4 +1,4 @@
-"""The server of a burst: its client's slots, the bound plans, and the object that its client uses."""
+"""The server of a burst: the client's slots, the bound plans, and the object that the client uses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_PLANS: int = lib.NNB_BURST_PLANS
 
 
 class ServerEnd:
-    """One burst, served by the group of its callback's `flow_queue` or by its own thread.
+    """The server's end of a burst, served by the group of its callback's `flow_queue` or by its own thread.
 
     It has no reference to the `ExecutionBurstServer`, which its user may drop. All resources are released when the
     burst ends for any reason.
@@ -54,7 +54,7 @@ class ServerEnd:
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
-        self._leaving: list[Kernel] = []  # kernels dropped while C runs them, kept until the run ends
+        self._leaving: list[Kernel] = []  # kernels that were dropped during their run, kept until it ends
         self._reason = ""
         self._freed_meanwhile: set[int] | None = None
         self._ended = threading.Event()
@@ -63,10 +63,10 @@ class ServerEnd:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Serve the burst from now on.
+        """Start to serve the burst.
 
         Raises:
-            BadState, ResourceExhausted: See `ListenerGroup.add`, or no thread could be started.
+            BadState, ResourceExhausted: See `ListenerGroup.add`; or no thread could be started.
         """
         if (queue := self._callback.flow_queue) is not None:
             queue.flow.group.add(self, queue, self._endpoint)
@@ -85,17 +85,17 @@ class ServerEnd:
     # ---- the thread that runs a request of the burst -------------------------------------------------------------
 
     def take_places(self, plans: list[Kernel], first: int) -> None:
-        """Use ``plans[first:first + MAX_PLANS]`` for this burst's plans from now on."""
+        """Keep this burst's plans in ``plans[first:first + MAX_PLANS]`` from now on."""
         self._base = first
         plans[first : first + MAX_PLANS] = [self._rebind] * MAX_PLANS
         self._plans = plans
 
     def attend(self, plan: int) -> None:
-        """Run a request whose plan cannot just be called; `plan` is its id with the flags that say why."""
+        """Run a request whose plan C cannot call. `plan` is its id, with flags for the reason."""
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
             self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
-        elif plan & lib.NNB_PLAN_GUARDED:  # its buffers are in use, undefined, or moved
+        elif plan & lib.NNB_PLAN_GUARDED:  # the plan's buffers are in use, undefined, or moved
             bound, _ = self._gated.get(plan % MAX_PLANS, (self._rebind, None))
             self._run_gated(plan % MAX_PLANS, bound, deadline_ns)
         elif plan & lib.NNB_PLAN_NEW:
@@ -114,7 +114,7 @@ class ServerEnd:
             self.answer(result)
 
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> ExecutionResult | None:
-        """Finish a run that C made and that failed, or whose plan was dropped meanwhile."""
+        """Finish a run in C that failed, or whose plan was dropped during the run."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
         kernel = self._plans[self._base + plan_id]  # referenced before C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):
@@ -134,20 +134,20 @@ class ServerEnd:
                 reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
                 _log.error("burst ended: %s", reason)
                 self._callback.ended(reason)
-            self.forget_plans()  # no plan may be dropped later: another burst gets the places
+            self.forget_plans()  # no plan may be dropped later, as another burst gets the places
             self._endpoint = self._token.server = ffi.NULL  # C destroys it with the last reference
             self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
             self._gated, self._leaving, self._plans = {}, [], []
             self._row.close()
             self._executor.close()
-        except Exception:  # user code may raise; the thread must serve other bursts
+        except Exception:  # user code may raise, but the thread must serve other bursts
             _log.exception("giving back a burst failed")
         finally:
             self._ended.set()
 
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
-            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # clients ask for no reason of this status
+            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # its reason is never asked for
                 self._reason = reason_of(result)
             if self._token.cancelled[0]:
                 lib.nnb_server_keep_failures(self._endpoint)
@@ -156,18 +156,18 @@ class ServerEnd:
         del keep_alive
 
     def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
-        # The replaced plan goes first: its memory may be needed.
+        # The replaced plan is dropped first, as its memory may be needed.
         self._give_up(plan_id)
         plan = self._bind_request()
         gate, c_kernel = getattr(plan, "gate", None), getattr(plan, "c_kernel", None)
-        # Stored before C knows it: from then on another thread may drop it.
+        # Stored before C knows it, since another thread may drop it from then on.
         self._plans[self._base + plan_id] = plan
         if isinstance(gate, BufferSet):
             self._gated[plan_id] = plan, gate
             end = weakref.ref(self)
             gate.when_freed(lambda: None if (this := end()) is None else this.forget_plans())
         if lib.nnb_server_keep_plan(self._endpoint, plan_id):
-            self._give_up(plan_id)  # a slot was freed meanwhile: the plan runs only once
+            self._give_up(plan_id)  # another thread has freed a slot, so the plan runs only once
         elif gate is None and c_kernel is not None:
             lib.nnb_server_set_kernel(self._endpoint, plan_id, c_kernel)
         self._run_gated(plan_id, plan, deadline_ns)
@@ -178,8 +178,7 @@ class ServerEnd:
         self._plans[self._base + plan_id] = self._rebind
 
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
-        """Run a plan that enters its buffers itself; in later runs C does that, even if this one fails. See
-        `Kernel`."""
+        """Run a plan with a `gate` (see `Kernel`), which enters its buffers itself. In later runs, C enters them."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
@@ -190,12 +189,12 @@ class ServerEnd:
                 if gate.found_in_c:
                     lib.nnb_server_set_kernel(self._endpoint, plan_id, admitted.c_kernel)
                 self._plans[self._base + plan_id] = admitted
-                if plan_id not in self._gated:  # a buffer or a slot was freed meanwhile
+                if plan_id not in self._gated:  # another thread has freed a buffer or a slot
                     self._plans[self._base + plan_id] = self._rebind
 
     def _rebind(self) -> ExecutionResult | None:
-        """Bind and run a request whose plan was dropped between its look-up in C and its call."""
-        lib.nnb_server_forgo(self._endpoint)  # the new plan will enter its buffers itself
+        """Bind and run a request whose plan was dropped after C looked it up."""
+        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
         return self._bind_request()()
 
     def _bind_request(self) -> Kernel:
@@ -214,8 +213,8 @@ class ServerEnd:
         return self._executor.bind(request, slots, measure)
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
-        """Fetch the memories of unknown slots, all in one call."""
-        freed = self._freed_meanwhile = set[int]()  # set before looking
+        """Fetch the memories of all unknown slots in one call."""
+        freed = self._freed_meanwhile = set[int]()  # set before the check
         try:
             unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
             if not unknown:
@@ -228,7 +227,7 @@ class ServerEnd:
                 raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
             for slot, memory in zip(unknown, memories, strict=True):
                 self._executor.add_cache_entry(memory, slot)
-                if slot in freed:  # the entry exists now: freeing it from here on removes it
+                if slot in freed:  # the entry exists now, so that freeing the slot removes it
                     self._executor.remove_cache_entry(slot)
                     raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
         finally:
@@ -236,14 +235,14 @@ class ServerEnd:
 
     # ---- any thread ------------------------------------------------------------------------------------------
 
-    # No locks here: a signal handler that interrupts one of these may close the burst, and waits for its thread.
+    # These take no locks: a signal handler that interrupts one may close the burst, and waits for its thread.
 
     def free_memory(self, slot: int) -> None:
         freed = self._freed_meanwhile
         if freed is not None:
             freed.add(slot)
         self._executor.remove_cache_entry(slot)
-        # The entry is gone now: a plan that is bound from here on asks the client for the slot.
+        # The entry is removed, so a plan that is bound from now on asks the client for the slot.
         self._drop_plans(slot)
 
     def forget_plans(self) -> None:
@@ -256,16 +255,16 @@ class ServerEnd:
             drop_plans(address, slot, plans, self._base, self._rebind, self._gated, self._leaving)
 
     def take_reason(self) -> str:
-        """Return the reason of the last failed execution, once."""
+        """Return the reason of the last failed execution. A second call returns nothing."""
         reason, self._reason = self._reason, ""
         return reason
 
     def leave(self) -> None:
-        """Note that the client no longer awaits answers. Takes no lock."""
+        """Note that the client no longer waits for answers. Takes no lock."""
         self._token.cancel()
 
     def hang_up(self) -> None:
-        """Take no more requests, without waiting. Takes no Python lock, so finalisers may call it."""
+        """Stop taking requests, without waiting. Takes no Python lock, so finalisers may call it."""
         endpoint = self._endpoint
         if endpoint:
             lib.nnb_server_hang_up(endpoint)
@@ -273,7 +272,7 @@ class ServerEnd:
             self._group.wake_all()
 
     def close(self) -> None:
-        """End the burst after the execution that is running. Idempotent."""
+        """End the burst after the running execution. Idempotent."""
         thread, group = self._thread, self._group
         if threading.current_thread() is thread or (group is not None and group.serves_here()):
             raise BadState("a burst cannot be closed by a listener thread; close it from another one")
@@ -285,12 +284,12 @@ class ServerEnd:
 
     @property
     def alive(self) -> bool:
-        """True while requests are served."""
+        """True while the burst serves requests."""
         return not self._ended.is_set()
 
 
 def _nothing() -> None:
-    """Do nothing, in place of the plans of a burst that has ended."""
+    """Do nothing. Stands in for the plans of a burst that has ended."""
 
 
 _ENDINGS = {
@@ -302,10 +301,10 @@ _ENDINGS = {
 
 
 class ExecutionBurstServer(BurstContext):
-    """Serves one burst from `create` until `close` or until it is dropped, in its own thread unless its callback has a
-    `flow_queue`.
+    """Server of one burst, from `create` until `close` or until it is dropped.
 
-    The client holds it as its `BurstContext`. `free_memory`, `hang_up` and `close` may be called from any thread.
+    It runs in its own thread unless its callback has a `flow_queue`. The client uses it as its `BurstContext`.
+    `free_memory`, `hang_up` and `close` may be called from any thread.
     """
 
     @classmethod
@@ -320,12 +319,12 @@ class ExecutionBurstServer(BurstContext):
         """Attach to the channels and serve requests.
 
         Args:
-            callback: The client: it gives the memory of each slot.
+            callback: The client, which provides the memory of each slot.
             request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The descriptors
                 stay with the caller. Data in the queues is discarded.
             result_channel: See `request_channel`.
-            executor: Binds the requests; or a prepared model, with which only memories are kept between requests. Kept
-                alive until the burst ends.
+            executor: Object that binds the requests, or a prepared model, with which only memories are kept between
+                requests. It is kept alive until the burst ends.
             polling_window: Seconds to poll before sleeping; None for the default of the two ends' CPUs, 0 to never
                 poll.
 
@@ -349,7 +348,7 @@ class ExecutionBurstServer(BurstContext):
         if callback.bell is not None:
             check(lib.nnb_server_set_bell(endpoint, callback.bell), "bell")
         server = cls(ServerEnd(callback, executor, endpoint))
-        server._end.start()  # if an interrupt drops the server, its thread ends
+        server._end.start()  # an interrupt that drops the server ends its thread
         return server
 
     def __init__(self, end: ServerEnd) -> None:
@@ -363,7 +362,7 @@ class ExecutionBurstServer(BurstContext):
 
     @property
     def pipelined(self) -> bool:
-        """True: several requests may wait, and are answered in order."""
+        """True, because several requests may wait, and are answered in order."""
         return True
 
     def free_memory(self, slot: int) -> None:
@@ -379,7 +378,7 @@ class ExecutionBurstServer(BurstContext):
         self._end.hang_up()
 
     def close(self) -> None:
-        """End the burst after the execution that is running."""
+        """End the burst after the running execution."""
         self._end.close()
 
     @property
