@@ -48,7 +48,7 @@ def _product(work: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def model(work: float) -> Model:
-    """Return a model of one operation, a matrix product, or nothing if `work` is 0."""
+    """Return a model of one operation: a matrix product or, if `work` is 0, a small ReLU for the no-op device."""
     builder = ModelBuilder()
     if work:
         x, weights = _product(work)

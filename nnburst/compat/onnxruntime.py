@@ -394,8 +394,7 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run the model in a thread, which calls ``callback(outputs, user_data, error)``; an empty error means
-        success."""
+        """Run the model in a thread, which calls ``callback(outputs, user_data, error)``, with "" for no error."""
 
         def run() -> None:
             try:

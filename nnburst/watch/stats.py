@@ -61,7 +61,7 @@ def _starts() -> tuple[int, ...]:
 
 
 class Histogram(Struct, frozen=True):
-    """Histogram of durations in nanoseconds, in buckets of 1/16 of their duration.
+    """Histogram of durations in nanoseconds, with a resolution of 1/16.
 
     Attributes:
         count: Number of events. Only some are timed, and each of these stands for others.

@@ -15,7 +15,7 @@ FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def row_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for the amount of measuring and for output files to a command."""
+    """Add options to a command: the amount of measuring, and the output files."""
     for option in (
         click.option("--json", "json_path", type=FILE, help="Write the rows and conditions to this file."),
         click.option("--rounds", type=click.IntRange(1), help="Turns per row [default: 20, quick: 3]."),
@@ -33,7 +33,7 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """Measure latencies of bursts against the limit of the hardware, or a model run in several ways.
+    """Compare latencies of bursts with the limit of the hardware, or several ways to run a model.
 
     Times round trips over one cache line, over a burst, and with payloads. The rows take turns, so a disturbance of
     the machine affects all of them. docs/benchmarks.md explains each row, and compares with other ways to call a

@@ -126,7 +126,7 @@ async def run(
 async def aside(
     flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] = _nothing
 ) -> tuple[T | None, BaseException | None]:
-    """Call a function that may block in the burst's thread for blocking calls.
+    """Call a blocking function in a separate thread of the burst.
 
     Args:
         step: The function. It runs to completion even if the task is cancelled.

@@ -234,8 +234,8 @@ class Child:
     """The process of a service. Its pidfd shows that it has ended; its parent knows the exit status.
 
     Args:
-        spawn: Starts the process. Returns its pidfd, possibly with more descriptors, and a function that returns from
-            them the exit status, or minus the number of the signal that ended the process.
+        spawn: Starts the process. Returns its pidfd, possibly with more descriptors, and a function. Called with
+            these, the function returns the exit status, or minus the number of the signal that ended the process.
         end: Seconds that the process may take to end; None for the connection's limit.
     """
 

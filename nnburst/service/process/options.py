@@ -97,7 +97,7 @@ class Scheduling:
                 ) from None
 
     def above(self, watcher: Callable[[], object]) -> None:
-        """Call `watcher`, which starts a thread that can end this process, at a higher priority.
+        """Call `watcher` at a higher priority. It starts a thread that can end this process.
 
         The thread runs one step above the others, so that it runs even if a device never gives up its CPU. If the
         system refuses that, the thread has their priority.
