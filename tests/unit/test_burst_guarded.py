@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import Memory, ModelBuilder, OperandType
+from nnburst import Memory, OperandType
 from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
 from nnburst.devices.interfaces import Buffer
 from nnburst.devices.plan import Plan
@@ -20,7 +20,8 @@ from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
 from nnburst.memory.managed import BufferSet, gate
 from nnburst.model import Request
-from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, RequestArgument
+from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, OperandDesc, RequestArgument
+from support.models import built
 from support.users import in_forked_child
 from support.waiting import PATIENCE, Background, Held
 
@@ -47,11 +48,9 @@ class Rig:
 
         monkeypatch.setattr(Plan, "__call__", counted)
         monkeypatch.setattr(ExecutionBurstServer, "create", remembered)
-        b = ModelBuilder()
-        x = b.input("x", OperandType.TENSOR_FLOAT32, SHAPE)
-        b.output("y", b.add(x, x))
+        model = built([OperandDesc(OperandType.TENSOR_FLOAT32, SHAPE)], lambda b, x: b.add(x, x))
         self.device = create_device("nnburst-reference")
-        self.prepared = self.device.prepare_model(b.build())
+        self.prepared = self.device.prepare_model(model)
         role = [BufferRole(0, 0)]
         self.buffers = [self.device.allocate(BufferDesc(), [self.prepared], role, role) for _ in range(2)]
         self.burst = ExecutionBurstController.create(self.prepared)

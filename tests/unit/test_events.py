@@ -17,21 +17,19 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType, Service
+from nnburst import Memory, Model, OperandType, OperationType, Service
 from nnburst.devices.fence import Fence, FenceSignal, FenceState
 from nnburst.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
+from nnburst.model.types import OperandDesc
 from nnburst.nnapi import Compilation, Duration, Event, Execution, MemoryDesc
-from support.models import compiled, ready
+from support.models import built, compiled, ready
 from support.waiting import PATIENCE
 
 T, Op = OperandType, OperationType
 
 
 def increment(dims: tuple[int, ...] = (4,)) -> Model:
-    b = ModelBuilder()
-    x = b.input("x", T.TENSOR_FLOAT32, dims)
-    b.output("y", b.add(x, b.constant(np.ones(4, np.float32)), dimensions=dims))
-    return b.build()
+    return built([OperandDesc(T.TENSOR_FLOAT32, dims)], lambda b, x: b.add(x, np.ones(4, np.float32), dimensions=dims))
 
 
 @pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])

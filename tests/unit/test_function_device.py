@@ -22,8 +22,9 @@ from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus
 from nnburst.model import Request
 from nnburst.model.running import reason_of
-from nnburst.model.types import NO_TIMING, DataLocation, RequestArgument
+from nnburst.model.types import NO_TIMING, DataLocation, OperandDesc, RequestArgument
 from nnburst.runtime.compile.model_files import SUFFIXES
+from support.models import built
 
 SOURCE = '''
 import numpy as np
@@ -183,11 +184,9 @@ def test_result_of_a_failed_run_carries_the_reason(service: nnburst.Service, dir
 def test_model_that_a_device_cannot_run_is_refused_with_the_name_of_the_operation(name: str, reason: str) -> None:
     if name == "nnburst-onnxruntime" and find_spec("onnxruntime") is None:
         pytest.skip("needs the extra nnburst[onnx]")
-    b = nnburst.ModelBuilder()
-    x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (0, 4))
-    b.output("y", b.softmax(x))
+    model = built([OperandDesc(nnburst.OperandType.TENSOR_FLOAT32, (0, 4))], lambda b, x: b.softmax(x))
     with pytest.raises(GeneralFailure, match=rf"{name} cannot run operation 0 \(SOFTMAX\): {reason}"):
-        create_device(name).prepare_model(b.build())
+        create_device(name).prepare_model(model)
 
 
 def test_unknown_name_says_what_there_is(service: nnburst.Service, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import Memory, Model, ModelBuilder, OperandType
+from nnburst import Memory, Model, OperandType
 from nnburst._core import file_system
 from nnburst._core.file_system import REMOTE_FILES, check_file_system
 from nnburst.burst import ExecutionBurstController
@@ -29,8 +29,8 @@ from nnburst.memory import FORMATS, ImageLayout
 from nnburst.memory.kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from nnburst.memory.staging import open_request
 from nnburst.model import Request
-from nnburst.model.types import DataLocation, RequestArgument
-from support.models import compiled
+from nnburst.model.types import DataLocation, OperandDesc, RequestArgument
+from support.models import built, compiled
 from support.processes import mappings
 from support.waiting import PATIENCE, without_collector
 
@@ -458,10 +458,8 @@ NBYTES = 256
 
 
 def model() -> Model:
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 64))
-    b.output("y", b.fully_connected(x, np.eye(64, dtype=np.float32)))
-    return b.build()
+    row = OperandDesc(OperandType.TENSOR_FLOAT32, (1, 64))
+    return built([row], lambda b, x: b.fully_connected(x, np.eye(64, dtype=np.float32)))
 
 
 def at(pool: int, offset: int = 0) -> tuple[RequestArgument, ...]:

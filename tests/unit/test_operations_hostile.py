@@ -14,6 +14,8 @@ from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.model.operand_types import OPERANDS
 from nnburst.model.rows import OPERATIONS
 from nnburst.model.signature import Param, types_of
+from nnburst.model.types import OperandDesc
+from support.models import built
 from support.operations import Array, O, T, rng, run_model
 
 SENSIBLE, HOSTILE = [0, 1, 1, 2, 2, 3], [-(2**31), -1, 0, 1, 4, 7, 65536, 2**31 - 1]
@@ -105,11 +107,8 @@ def test_what_lies_between_image_and_result_is_no_larger_than_both(operation: O,
     """A column that becomes a row: rows times columns of the two would be 64 million elements."""
     long = 8192
     x = np.arange(long, dtype=np.float32).reshape((1, 1, long, 1) if wide else (1, long, 1, 1))
-    b = ModelBuilder()
-    size = (1, long) if wide else (long, 1)
-    arguments = [b.input("x", T.TENSOR_FLOAT32, x.shape), *map(b.scalar, size), b.scalar(False)]
-    b.output("y", b.operation(operation, *arguments)[0])
-    model = b.build()
+    desc, size = OperandDesc(T.TENSOR_FLOAT32, x.shape), (1, long) if wide else (long, 1)
+    model = built([desc], lambda b, x: b.operation(operation, x, *map(b.scalar, (*size, False)))[0])
     run_model(model, [x])  # what devices import is not counted
     tracemalloc.start()
     try:

@@ -40,15 +40,12 @@ KNOB = r"working_bytes.*--quota working_bytes=N, launch\(quotas=\{'working_bytes
 
 def large(nbytes: int) -> Model:
     """y = max of x, repeated so often that it takes so many bytes."""
-    builder = ModelBuilder()
-    x = builder.input("x", F32, (4,))
-    builder.output("y", builder.reduce_max(builder.tile(x, [nbytes // 16]), [0], keep=True))
-    return builder.build()
+    return built([OperandDesc(F32, (4,))], lambda b, x: narrowed(b, b.tile(x, [nbytes // 16])))
 
 
 def late(nbytes: int) -> Model:
     """The same inside an IF: bound in each run."""
-    branch = built([ONE], lambda b, x: b.reduce_max(b.tile(x, [nbytes // 4]), [0], keep=True))
+    branch = built([ONE], lambda b, x: narrowed(b, widened(b, x, nbytes)))
     return built([TRUTH, ONE], lambda b, c, x: b.branch(c, branch, branch, [x]))
 
 
