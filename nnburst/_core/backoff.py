@@ -15,7 +15,7 @@ class Backoff:
     def __init__(self) -> None:
         self._pause = self._not_before = 0.0
 
-    def ended(self, lived: float) -> None:
+    def begin_pause(self, lived: float) -> None:
         """Begin a pause after a process has ended that lived for `lived` seconds."""
         self._pause = _FIRST if lived > LONGEST or not self._pause else min(2 * self._pause, LONGEST)
         self._not_before = time.monotonic() + self._pause

@@ -49,7 +49,7 @@ class Deadline(Struct, frozen=True):
         """Return the seconds left: 0 if the deadline has passed, None without a deadline."""
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
-    def postponed(self, since_ns: int) -> Deadline:
+    def postpone(self, since_ns: int) -> Deadline:
         """Return the deadline, moved by the time that has passed since a moment of CLOCK_MONOTONIC."""
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
@@ -74,7 +74,7 @@ Deadline.never = Deadline(0)
 _ambient: contextvars.ContextVar[Deadline] = contextvars.ContextVar("nnburst_deadline", default=Deadline.never)
 
 
-def checked_timeout(seconds: float | None) -> float | None:
+def check_timeout(seconds: float | None) -> float | None:
     """Return `seconds` if it is a valid timeout.
 
     Everywhere in the package, None means no limit, 0 no waiting, and another number that many seconds.
@@ -96,5 +96,5 @@ def checked_timeout(seconds: float | None) -> float | None:
 
 def limit_ns(timeout: float | None) -> int:
     """Return a timeout in nanoseconds: 0 for no limit, 1 for 0 seconds."""
-    seconds = checked_timeout(timeout)
+    seconds = check_timeout(timeout)
     return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)

@@ -110,7 +110,7 @@ def _in_memory(fd: int) -> bool:
 
 def _remote_file_system(fd: int) -> str | None:
     """Return the name of a file's file system if accesses to it may never end, else None."""
-    name = _mounted_as(_mount_of(fd))
+    name = _mount_type(_mount_of(fd))
     if name is None:
         magic = check(lib.nnb_fd_filesystem(fd))
         if magic in _LOCAL.values():
@@ -125,7 +125,7 @@ def _mount_of(fd: int) -> bytes:
         return next((line.split()[1] for line in file if line.startswith(b"mnt_id:")), b"")
 
 
-def _mounted_as(mount: bytes) -> str | None:
+def _mount_type(mount: bytes) -> str | None:
     """Return the type of a file system in this process's list of mounts; None if it is not listed."""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .._core.deadline import checked_timeout
+from .._core.deadline import check_timeout
 from .._core.errno import is_real
 from ..errors import InvalidArgument
 
@@ -59,7 +59,7 @@ def checked_window(seconds: float) -> float:
 
 def loop_timeout_ns(seconds: float | None) -> int:
     """Return a loop timeout in nanoseconds, 0 for the default. Raises `InvalidArgument` if it is not above 0."""
-    limit = checked_timeout(seconds)
+    limit = check_timeout(seconds)
     if limit == 0:
         raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")
     return 0 if limit is None else max(1, int(min(limit, 1e9) * 1e9))

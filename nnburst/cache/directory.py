@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from .._core.fds import close_fds
 from ..errors import InvalidArgument
-from .files import FileLock, default_cache_directory, lock, open_directory, open_file, opened, reason_of, remove_tree
+from .files import FileLock, default_cache_directory, lock, open_directory, open_file, open_in, reason_of, remove_tree
 from .reasons import CacheReason, CacheRejected
 
 _log = logging.getLogger("nnburst.cache")
@@ -227,7 +227,7 @@ class Cache:
                 fd = open_directory(self.path, create=create)
                 stack.callback(os.close, fd)
                 for name in names:
-                    fd = stack.enter_context(opened(fd, name, create=create))
+                    fd = stack.enter_context(open_in(fd, name, create=create))
                 yield fd
         except OSError as error:
             raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
@@ -306,7 +306,7 @@ class Cache:
             if full:
                 os.unlink("declined", dir_fd=root)
 
-    def _declined(self, entry: str) -> list[CacheReason]:
+    def _read_declined(self, entry: str) -> list[CacheReason]:
         """Return one reason for each time that a device declined to save an entry."""
         with suppress(CacheRejected, ValueError), self.place() as root, os.fdopen(open_file(root, "declined")) as file:
             return [CacheReason(line[len(entry) :].strip()) for line in file if line.startswith(entry)]
@@ -323,7 +323,7 @@ class Cache:
             CacheRejected: The files cannot be made (BUSY, DISK_FULL, READ_ONLY, …): compile without saving.
         """
         self._check_on()
-        reasons = self._declined(entry)
+        reasons = self._read_declined(entry)
         if len(reasons) >= _DECLINED_OFTEN:
             raise CacheRejected(reasons[-1], "the device declined to save this three times")
         with self.place(create=True) as root:
@@ -343,7 +343,7 @@ class Cache:
             stack.callback(self._discard, name)
             fds: list[int] = []
             with self.place("staging", create=True) as staging:
-                directory = stack.enter_context(opened(staging, name, create=True))
+                directory = stack.enter_context(open_in(staging, name, create=True))
                 stack.callback(close_fds, fds)
                 for file in _file_names(counts):
                     fds.append(os.open(file, _NEW, 0o600, dir_fd=directory))
@@ -422,19 +422,19 @@ class Cache:
         try:
             with self.place("objects") as objects:
                 for shard in sorted(name for name in os.listdir(objects) if len(name) == 2 and set(name) <= _HEX):
-                    with suppress(OSError, CacheRejected), opened(objects, shard) as place:
-                        found += [_described(place, name) for name in sorted(os.listdir(place)) if _is_entry(name)]
+                    with suppress(OSError, CacheRejected), open_in(objects, shard) as place:
+                        found += [_describe(place, name) for name in sorted(os.listdir(place)) if _is_entry(name)]
         except CacheRejected as error:
             if error.reason is not CacheReason.MISSING:
                 raise
         return found
 
 
-def _described(shard: int, name: str) -> EntryInfo:
+def _describe(shard: int, name: str) -> EntryInfo:
     """Describe the entry in a directory of a shard, without trusting its name or contents."""
     entry, _, generation = name.partition(".")
     nbytes = used = 0
-    with suppress(OSError, CacheRejected), opened(shard, name) as place:
+    with suppress(OSError, CacheRejected), open_in(shard, name) as place:
         used = int(os.fstat(place).st_mtime)
         nbytes = sum(os.stat(file, dir_fd=place, follow_symlinks=False).st_size for file in os.listdir(place))
     return EntryInfo(entry, generation, nbytes, used)

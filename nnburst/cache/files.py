@@ -76,7 +76,7 @@ def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
     if create:
         make_directories(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    return _checked(fd, str(path))
+    return _check(fd, str(path))
 
 
 def make_directories(path: str | os.PathLike[str]) -> None:
@@ -93,7 +93,7 @@ def make_directories(path: str | os.PathLike[str]) -> None:
             os.mkdir(place, 0o700)
 
 
-def _checked(fd: int, name: str) -> int:
+def _check(fd: int, name: str) -> int:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(fd)
@@ -164,7 +164,7 @@ def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileL
 
 
 @contextmanager
-def opened(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
+def open_in(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
     """Open a directory below another for a with block.
 
     Raises the same errors as `open_directory`, also for a link.
@@ -172,7 +172,7 @@ def opened(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
     if create:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
-    fd = _checked(os.open(name, _DIRECTORY, dir_fd=parent), name)
+    fd = _check(os.open(name, _DIRECTORY, dir_fd=parent), name)
     try:
         yield fd
     finally:

@@ -18,7 +18,7 @@ PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
 _PIECE = 4 << 20
 
 
-def checked_cache_key(cache_key: object) -> bytes:
+def check_cache_key(cache_key: object) -> bytes:
     """Return a cache key as bytes; `InvalidArgument` if it is not 32 bytes. Zeros are a valid key."""
     if not isinstance(cache_key, bytes | bytearray | memoryview) or len(bytes(cache_key)) != _KEY_SIZE:
         what = f"{len(cache_key)} bytes" if isinstance(cache_key, bytes | bytearray) else type(cache_key).__name__
@@ -26,7 +26,7 @@ def checked_cache_key(cache_key: object) -> bytes:
     return bytes(cache_key)
 
 
-def packed_part(operations: Sequence[tuple[int, int]]) -> bytes:
+def pack_part(operations: Sequence[tuple[int, int]]) -> bytes:
     """Encode a part of a model for a cache key: the subgraph and the index of each operation."""
     return b"".join(struct.pack("<Ii", subgraph, index) for subgraph, index in operations)
 
@@ -53,7 +53,7 @@ def device_cache_key(
         digest.update(struct.pack("<HQ", len(name), len(value)) + name + value)
 
     field("label", b"nnburst-token-v2")
-    field("app", checked_cache_key(cache_key))
+    field("app", check_cache_key(cache_key))
     field("device", device.encode())
     field("version", version.encode())
     field("epoch", epoch)
@@ -62,7 +62,7 @@ def device_cache_key(
     field("relaxed", bytes([relaxed]))
     field("files", struct.pack("<II", *files))
     if part:
-        field("part", packed_part(part))
+        field("part", pack_part(part))
     return digest.digest()
 
 

@@ -133,7 +133,7 @@ class SealedCopies:
 
 
 def read_header(fd: int, most: int) -> Header:
-    """Read the header of a file, and compare it with the length of the file. It is not authenticated yet.
+    """Return the header of a file, checked against the file's length but not authenticated yet.
 
     Args:
         fd: The file; its offset is neither used nor moved.

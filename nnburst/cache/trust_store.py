@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from .files import default_state_directory, lock, make_directories, opened
+from .files import default_state_directory, lock, make_directories, open_in
 from .names import entry_name
 from .reasons import CacheReason, CacheRejected
 
@@ -47,7 +47,7 @@ class MasterKey:
     def open(cls, directory: int) -> MasterKey:
         """Read the key of a state directory, or make one; `CacheRejected` if other users may read the file."""
         if _KEY not in os.listdir(directory):
-            with _locked(directory):
+            with _lock_directory(directory):
                 if _KEY not in os.listdir(directory):  # Another process may have made the key meanwhile.
                     _replace(directory, _KEY, os.urandom(_KEY_SIZE))
         with open(_KEY, "rb", opener=_opener(directory)) as file:
@@ -125,9 +125,9 @@ class TrustStore:
         """Yield the open directory of a device and the key of its files; a writer locks others out."""
         with (
             self._root() as (root, key),
-            opened(root, "trust", create=True) as devices,
-            opened(devices, hashlib.sha256(device.encode()).hexdigest(), create=True) as place,
-            _locked(place) if writing else nullcontext(),
+            open_in(root, "trust", create=True) as devices,
+            open_in(devices, hashlib.sha256(device.encode()).hexdigest(), create=True) as place,
+            _lock_directory(place) if writing else nullcontext(),
         ):
             yield place, key.derive("trust", device.encode())
 
@@ -177,7 +177,7 @@ class TrustStore:
 
 
 @contextmanager
-def _locked(place: int) -> Iterator[None]:
+def _lock_directory(place: int) -> Iterator[None]:
     """Lock other writers out of a directory for a with block."""
     held = lock(place, _LOCK, shared=False, timeout=10.0)
     if held is None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from .. import _core
 from ..cache.device_cache import DeviceCache, VerifiedEntry
 from ..cache.files import default_state_directory
-from ..cache.names import checked_cache_key
+from ..cache.names import check_cache_key
 from ..cache.reasons import CacheReason, CacheRejected, SaveResult
 from ..cache.sealed_copy import place_of
 from ..cache.trust_store import TrustStore
@@ -85,7 +85,7 @@ class DeviceCacheHome:
 
         Raises the same errors as `DeviceCache.load`, and `InvalidArgument` for a bad cache key.
         """
-        cache_key = checked_cache_key(files.cache_key)
+        cache_key = check_cache_key(files.cache_key)
         return self.get().load(
             cache_key, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt
         )
@@ -110,10 +110,10 @@ class DeviceCacheHome:
                 `nnburst.cache.names.model_fingerprint`.
         """
         started = time.perf_counter()
-        result = self._saved(files, payloads, compiled)
+        result = self._save(files, payloads, compiled)
         return replace(result, seconds=time.perf_counter() - started)
 
-    def _saved(self, files: CacheFiles, payloads: Payloads, compiled: Callable[[], bytes] | None) -> SaveResult:
+    def _save(self, files: CacheFiles, payloads: Payloads, compiled: Callable[[], bytes] | None) -> SaveResult:
         try:
             cache = self.get()
             place = place_of(files.place_fds[0]) if files.place_fds else b""

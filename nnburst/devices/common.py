@@ -128,7 +128,7 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
     return Extension(name, (ExtensionOperandType(0, is_tensor=False, byte_size=0), *types))
 
 
-def named_in(table: Mapping[str, T], source: str, device: str, what: str) -> T:
+def find_named(table: Mapping[str, T], source: str, device: str, what: str) -> T:
     """Return a device's entry for the name in a source of `Device.import_model`."""
     kind, _, name = source.partition(":")
     if kind != "name":

@@ -82,7 +82,7 @@ def write(value: Value) -> Bytes:
     return np.frombuffer(struct.pack("<q", _WORD + len(body)) + body, np.uint8)
 
 
-def copied(region: Bytes, place: str) -> Bytes:
+def copy_region(region: Bytes, place: str) -> Bytes:
     """Return a private copy of a value's bytes in shared memory; `InvalidArgument` if they exceed their region."""
     nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
     if not nbytes:
@@ -103,24 +103,24 @@ def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) ->
     """
     try:
         value: Value = msgspec.msgpack.decode(data[_WORD:].data, type=Value)
-        return value if value is None else _checked(value, place, count)
+        return value if value is None else _check(value, place, count)
     except (GeneralFailure, InvalidArgument, RecursionError, ValueError) as error:
         raise InvalidArgument(f"{place} is no encoded value: {error}") from None
 
 
-def _checked(value: Any, place: str, count: Callable[[], object]) -> Any:
+def _check(value: Any, place: str, count: Callable[[], object]) -> Any:
     if isinstance(value, EncodedTensor):
         count()
-        return _checked_tensor(value, place)
+        return _check_tensor(value, place)
     if isinstance(value, EncodedSequence):
-        return replace(value, items=tuple(_checked(item, place, count) for item in value.items))
-    keys, values = (_checked(tensor, place, count) for tensor in (value.keys, value.values))
+        return replace(value, items=tuple(_check(item, place, count) for item in value.items))
+    keys, values = (_check(tensor, place, count) for tensor in (value.keys, value.values))
     if len(keys.shape) != 1 or keys.shape != values.shape[-1:] or len(values.shape) > 2:
         raise InvalidArgument(f"a map of keys of shape {keys.shape} and values of shape {values.shape}")
     return EncodedMap(keys, values)
 
 
-def _checked_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
+def _check_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
     element, count = element_within(tensor.element, place), element_count(tensor.shape)
     data = np.frombuffer(tensor.data, np.uint8)
     offsets = None if tensor.offsets is None else np.frombuffer(tensor.offsets, "<i8")
@@ -215,7 +215,7 @@ def _tensor(value: Any, name: str, place: str, *, is_list: bool = False) -> Enco
     elif given != wanted:
         to = f"ml_dtypes.{element.library}" if element.library else repr(str(wanted))
         raise InvalidArgument(f"{place} is {element.library or wanted}, got {given}; convert it with .astype({to})")
-    return EncodedTensor(element.number, array.shape, _packed(array, element, place))
+    return EncodedTensor(element.number, array.shape, _pack(array, element, place))
 
 
 def _strings(array: np.ndarray[Any, Any], place: str) -> EncodedTensor:
@@ -237,7 +237,7 @@ def _strings(array: np.ndarray[Any, Any], place: str) -> EncodedTensor:
     return EncodedTensor(STRING, array.shape, data, offsets)
 
 
-def _packed(array: np.ndarray[Any, Any], element: ElementType, place: str) -> Bytes:
+def _pack(array: np.ndarray[Any, Any], element: ElementType, place: str) -> Bytes:
     """Return the bytes of an array. Elements of 4 bits share a byte, the first one in its lower half."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if not element.bits:

@@ -65,7 +65,7 @@ class FencedExecution(abc.ABC):
         """Cancel the execution unless it is running: its fence goes into error. Does not wait. Idempotent."""
 
 
-def checked_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
+def check_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
     """Return the fences of a fenced execution after checking them and its time limit."""
     if duration_ns < 0:
         raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
@@ -109,7 +109,7 @@ class LocalFenced(FencedExecution):
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
         """Start the thread, which waits, runs, calls `on_end` and signals the fence. Call it once."""
-        start_daemon(partial(self._own, on_end), name="nnburst-fenced", what="a fenced execution")
+        start_daemon(partial(self._run_to_end, on_end), name="nnburst-fenced", what="a fenced execution")
         return self
 
     def info(self) -> FencedInfo:
@@ -122,7 +122,7 @@ class LocalFenced(FencedExecution):
         if self._info is None:
             os.eventfd_write(cancelled.fds[0], 1)
 
-    def _own(self, on_end: Callable[[], None]) -> None:
+    def _run_to_end(self, on_end: Callable[[], None]) -> None:
         try:
             info = self._outcome()
         except BaseException as error:  # Even after a function's SystemExit the fence must not stay active.

@@ -53,7 +53,7 @@ from ..model.extensions import Extension, ImportedModel, OpenShape, extension_pr
 from ..model.operand_types import OperandType, operand_info
 from ..model.running import ExecutionResult, RunOptions, failure_of
 from ..model.types import NO_TIMING, Array, Model, OperandDesc, Operation, Request, RequestArgument
-from .common import call_by_name, extension_of_names, named_in
+from .common import call_by_name, extension_of_names, find_named
 from .elements import element_of, element_types, operand_code
 from .interfaces import Needs
 from .local import LocalDevice, LocalModel
@@ -302,7 +302,7 @@ class FunctionDevice(LocalDevice):
         return "" if self._find(model) else f"models are one CALL of {sorted(self._functions)}, as imported"
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        declaration = declaration_of(named_in(self._functions, source, self.name, "functions"))
+        declaration = declaration_of(find_named(self._functions, source, self.name, "functions"))
         return ImportedModel(
             _model(declaration),
             (),
@@ -342,13 +342,13 @@ class FunctionModel(LocalModel):
             try:
                 answer = function(*inputs)
             except Exception as error:
-                raise _failed(declared.name, function, error) from error
+                raise _client_error(declared.name, function, error) from error
             if answer is None and outputs:
                 raise GeneralFailure(f"{declared.name} returned None; return an array for each of its outputs")
             results = answer if isinstance(answer, tuple) else (answer,)
             if len(results) != len(outputs):
                 raise GeneralFailure(f"{declared.name} returned {len(results)} results for {len(outputs)} outputs")
-            arrays = [target.checked(result) for target, result in zip(outputs, results, strict=True)]
+            arrays = [target.check(result) for target, result in zip(outputs, results, strict=True)]
             fits = [target.store(array) for target, array in zip(outputs, arrays, strict=True)]
             if not is_open and all(fits):
                 return None
@@ -360,7 +360,7 @@ class FunctionModel(LocalModel):
         return run
 
 
-def _failed(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
+def _client_error(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
     """Return the client's error for an exception, with the line of the function's file that raised it."""
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
@@ -380,7 +380,7 @@ class _Target:
         if not self.is_open and not argument.has_no_value:
             self._place(self._dimensions)  # A too small or read-only argument is refused before the run.
 
-    def checked(self, result: Any) -> Array:
+    def check(self, result: Any) -> Array:
         array = np.asarray(result)
         known = self._dimensions
         fits = (self.is_open and not known) or (

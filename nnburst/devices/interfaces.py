@@ -40,7 +40,7 @@ from .deadline import require_time
 if TYPE_CHECKING:
     from ..burst.server.group import Batcher
 from .fence import Fence
-from .fenced import FencedExecution, LocalFenced, checked_fences
+from .fenced import FencedExecution, LocalFenced, check_fences
 
 Descriptors = Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
 Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
@@ -169,7 +169,7 @@ class PreparedModel(abc.ABC):
             ResourceExhausted: No thread can be started, or the process has too many open files.
             BadState: The model is closed.
         """
-        fences = checked_fences(wait_for, duration_ns)
+        fences = check_fences(wait_for, duration_ns)
         require_time(options.deadline_ns)
         run = LocalFenced(self.bind_fenced(request, options), fences, options, duration_ns)
         return run.start(on_end or (lambda: None))

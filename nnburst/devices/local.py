@@ -13,7 +13,7 @@ from ..burst.cancellation import CancelToken, present_token, under_token
 from ..burst.interfaces import BurstExecutorWithCache
 from ..burst.kernel import Kernel, run_until
 from ..cache.device_cache import VerifiedEntry
-from ..cache.names import checked_cache_key
+from ..cache.names import check_cache_key
 from ..cache.reasons import SaveResult
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory.managed import BufferTracker
@@ -109,7 +109,7 @@ class LocalDevice(Device):
         try:
             require_time(job.deadline_ns)
             if job.cache is not None:
-                checked_cache_key(job.cache.cache_key)
+                check_cache_key(job.cache.cache_key)
                 prepared.cache_result = self.save(prepared, job.cache)
         finally:
             prepared.forget_source()

@@ -21,7 +21,7 @@ from .common import (
     capabilities_of,
     check_preparation,
     extension_of_names,
-    named_in,
+    find_named,
 )
 from .interfaces import Buffer, CompileJob, Device, PreparedModel
 from .wrapped import WrappedModel
@@ -121,7 +121,7 @@ class NamedDevice(Device):
         versions = [each for each in models if (parts := each.rpartition(":"))[0] == name and parts[2].isdecimal()]
         if versions:
             models.setdefault(name, models[max(versions, key=lambda each: int(each.rpartition(":")[2]))])
-        return named_in(models, source, self.name, "models").imported
+        return find_named(models, source, self.name, "models").imported
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> SharedModel:
         validate_model(model)

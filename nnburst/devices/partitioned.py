@@ -192,7 +192,7 @@ class PartitionedModel(PreparedModel):
             made.append(Request(inputs, outputs, tuple(pools.values())))
         return made
 
-    def combined(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
+    def combine(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
         """Combine the results of the parts; the last one may be a failure."""
         main, shapes = self.model.main, dict[int, OutputShape]()
         for part, (_, told, _) in zip(self.parts, results, strict=False):
@@ -220,7 +220,7 @@ class PartitionedModel(PreparedModel):
                     results.append(prepared.execute_synchronously(inner, options))
                     if results[-1][0] is not ErrorStatus.NONE:
                         break
-                return self.combined(request, results, options.measure == MeasureTiming.YES)
+                return self.combine(request, results, options.measure == MeasureTiming.YES)
         except (MemoryError, NNBurstError) as error:
             return failure_of(error)
 
@@ -320,7 +320,7 @@ class _PartsKernel:
                     raise
                 results.append(failure_of(error))
                 break
-        return self._model.combined(self._request, results, self._measured) if self._tells else None
+        return self._model.combine(self._request, results, self._measured) if self._tells else None
 
 
 class _PartsExecutor(BurstExecutorWithCache):

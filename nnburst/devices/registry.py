@@ -45,7 +45,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
-def checked_names(devices: Sequence[str]) -> tuple[str, ...]:
+def check_names(devices: Sequence[str]) -> tuple[str, ...]:
     """Return the names of a service's devices as a tuple; the argument may be one name as a string."""
     names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
     if not names or not all(isinstance(name, str) and name.isprintable() for name in names):

@@ -36,7 +36,7 @@ def check_device(device: Device) -> None:
         )
 
 
-def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
+def check_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
     """Return a device's prepared model; `GeneralFailure` if the device returned None without an error."""
     if prepared is None:
         raise GeneralFailure(f"{device.name} gave no prepared model")
@@ -60,13 +60,13 @@ class ResilientDevice(DescribedDevice):
         self._connect = connect
         self._lock = threading.Lock()
         self._closed = False
-        device, info = self._connected()
+        device, info = self._open_connection()
         self._device: Device | None = device
         super().__init__(info)
 
     # ---- recovery ------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> tuple[Device, DeviceInfo]:
+    def _open_connection(self) -> tuple[Device, DeviceInfo]:
         """Connect and get the device's facts; close a device that cannot answer."""
         device = self._connect()
         try:
@@ -92,7 +92,7 @@ class ResilientDevice(DescribedDevice):
         try:
             with self._lock:
                 if self._device is failed and not self._closed:
-                    replacement, info = self._connected()
+                    replacement, info = self._open_connection()
                     same = info == self._info
                     self._device = replacement if same else None
                     replaced.extend((failed,) if same else (failed, replacement))
@@ -130,13 +130,13 @@ class ResilientDevice(DescribedDevice):
         return self._call(lambda device: device.import_model(source, pools))
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
-        return self._prepared(lambda device: device.prepare_model(model, job))
+        return self._prepare(lambda device: device.prepare_model(model, job))
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
-        return self._prepared(lambda device: device.prepare_model_from_cache(cache, deadline_ns))
+        return self._prepare(lambda device: device.prepare_model_from_cache(cache, deadline_ns))
 
-    def _prepared(self, call: Callable[[Device], PreparedModel]) -> PreparedModel:
-        return checked_model(self, self._call(call))
+    def _prepare(self, call: Callable[[Device], PreparedModel]) -> PreparedModel:
+        return check_model(self, self._call(call))
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
         return self._call(lambda device: device.confirm_cache(cache_key, generation))

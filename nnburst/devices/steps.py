@@ -33,7 +33,7 @@ from ..model.types import Array, DataLocation, Named, Request, RequestArgument, 
 from .deadline import is_limit
 
 
-def _ended() -> dict[int, NNBurstError]:
+def _errors() -> dict[int, NNBurstError]:
     """Return the error for each errno with which the C core ends the steps."""
     return {
         errno.EPIPE: GeneralFailure("ended before it, for its client has gone, closed the burst, or given the run up"),
@@ -74,7 +74,7 @@ class SteppedKernel:
             self._memory.take(nbytes)
             return private_bytes(nbytes)
 
-        def bound(position: int, argument: RequestArgument, *, is_input: bool) -> RequestArgument:
+        def bind_argument(position: int, argument: RequestArgument, *, is_input: bool) -> RequestArgument:
             if argument.has_no_value:
                 return argument
             pool, location = request.pools[argument.location.pool_index], argument.location
@@ -96,8 +96,8 @@ class SteppedKernel:
             own.append(Region(_readable(one) if is_input else one, is_private=True))
             return replace(argument, location=DataLocation(len(own) - 1, 0, one.nbytes))
 
-        inputs = tuple(bound(i, argument, is_input=True) for i, argument in enumerate(request.inputs))
-        outputs = tuple(bound(i, argument, is_input=False) for i, argument in enumerate(request.outputs))
+        inputs = tuple(bind_argument(i, argument, is_input=True) for i, argument in enumerate(request.inputs))
+        outputs = tuple(bind_argument(i, argument, is_input=False) for i, argument in enumerate(request.outputs))
         self._kernel = bind(Request(inputs, outputs, tuple(own)), options)
         self._dimensions = [argument.dimensions for argument in request.outputs]
         self._exchanged = exchanged
@@ -133,12 +133,12 @@ class SteppedKernel:
             for step in range(self._count):
                 code = turn(steps, step)
                 if code < 0:
-                    check(code, special=_ended())
+                    check(code, special=_errors())
                 result = run_until(kernel, deadline_ns) if code else kernel()
                 if result is not None:
                     self._check(result)
         except Exception as error:
-            raise self._failed(step, error) from error
+            raise self._step_error(step, error) from error
         turn(steps, self._count)
         for private, buffer in self._last:
             buffer[...] = private
@@ -150,7 +150,7 @@ class SteppedKernel:
             if dims and shape.dimensions != dims:
                 raise GeneralFailure(f"output {position} has shape {shape.dimensions}, not {dims}")
 
-    def _failed(self, step: int, error: Exception) -> NNBurstError:
+    def _step_error(self, step: int, error: Exception) -> NNBurstError:
         status, shapes, _ = failure = failure_of(error)
         where = f"step {step} of {self._count}"
         if isinstance(error, OutputInsufficientSize):

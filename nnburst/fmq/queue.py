@@ -666,7 +666,7 @@ class MemTransaction:
             count: Number of elements from the first; None for all.
 
         Returns:
-            False if the writer of an unsynchronized queue overtook this reader meanwhile: its elements are void.
+            False if the writer of an unsynchronized queue overtook this reader meanwhile: the elements are void.
 
         Raises:
             InvalidArgument: `count` is larger than the transaction.

@@ -43,7 +43,7 @@ class Gate:
         """A counter that changes when a buffer grows, is closed, or gets contents of other dimensions."""
         return int(lib.nnb_gate_moves(0))
 
-    def moved(self) -> None:
+    def note_move(self) -> None:
         """Change `moves`, so that existing views of buffers are checked again."""
         lib.nnb_gate_moves(1)
 
@@ -197,7 +197,7 @@ class ManagedBuffer:
             larger = private_bytes(size)
             with gate.lock:
                 self._store(larger)
-                gate.moved()
+                gate.note_move()
         return self.storage
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class ManagedBuffer:
         if not self._look().is_idle:
             return False
         self._store(private_bytes(0))
-        gate.moved()
+        gate.note_move()
         for uses in self.sets:
             uses.forget()
         return True
@@ -251,11 +251,11 @@ class ManagedBuffer:
         with self._replacing(self._writing):
             memory._check_usable()
             nbytes = memory._contents_size
-            combined = self._checked(nbytes, dimensions)
+            combined = self._check_copy(nbytes, dimensions)
             memory._copy_out(0, self.room(nbytes)[:nbytes])
             self.settle(combined)
 
-    def _checked(self, nbytes: int, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_copy(self, nbytes: int, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         if self.is_scalar:
             if dimensions:
                 raise InvalidArgument(f"the buffer holds a scalar, which has no dimensions {list(dimensions)}")

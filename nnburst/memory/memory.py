@@ -78,7 +78,7 @@ class Memory(Closing):
         length = check_size(size)
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of a memory is text, not {type(name).__name__}")
-        return cls(MemoryHandle("ashmem", length), _sealed(name, length), PROT_READ | PROT_WRITE)
+        return cls(MemoryHandle("ashmem", length), _make_sealed(name, length), PROT_READ | PROT_WRITE)
 
     @classmethod
     def mmap_fd(
@@ -145,7 +145,7 @@ class Memory(Closing):
             ResourceExhausted: Out of memory or file descriptors.
         """
         handle = MemoryHandle("hardware_buffer_blob", check_size(size))
-        return cls(handle, _sealed("nnburst-blob", handle.size), PROT_READ | PROT_WRITE)
+        return cls(handle, _make_sealed("nnburst-blob", handle.size), PROT_READ | PROT_WRITE)
 
     @classmethod
     def hardware_buffer(
@@ -166,7 +166,7 @@ class Memory(Closing):
         """
         layout = new_layout(width, height, format, layers, pitch)
         handle = check_handle(MemoryHandle("hardware_buffer", 0, image=layout))
-        return cls(handle, _sealed("nnburst-image", layout.span), PROT_READ | PROT_WRITE)
+        return cls(handle, _make_sealed("nnburst-image", layout.span), PROT_READ | PROT_WRITE)
 
     @classmethod
     def from_image(cls, fd: int, layout: ImageLayout, *, prot: int = PROT_READ | PROT_WRITE) -> Memory:
@@ -292,7 +292,7 @@ class Memory(Closing):
             GeneralFailure: The pool can be neither mapped nor copied.
             BadState: The pool is closed.
         """
-        return self._examined().fixed or (self._handle.direct and not self._foreign)
+        return self._examine().fixed or (self._handle.direct and not self._foreign)
 
     @property
     def faults(self) -> int:
@@ -388,14 +388,14 @@ class Memory(Closing):
                 system that could block for ever.
             BadState: The pool is closed.
         """
-        found = self._examined()
+        found = self._examine()
         if self.offset + self.span > found.size:
             raise GeneralFailure(f"{self.span} bytes at {self.offset} exceed the object of {found.size} bytes")
 
     def _check_writable(self) -> None:
         """Check the pool as `_check_usable` does, and that its descriptor allows writing."""
         self._check_usable()
-        found = self._examined()
+        found = self._examine()
         if not found.writable:
             raise GeneralFailure(f"fd {self.fds[0]} is not open for reading and writing; outputs need both")
         if found.appends and not self.mappable:
@@ -496,13 +496,13 @@ class Memory(Closing):
         """True if accesses to a mapping can fault. A device then has its own guarded mapping, whose `faults` decide
         about a run. In views of the pool's maker, a fault is a SIGBUS as in any program.
         """
-        found = self._examined()
+        found = self._examine()
         return not found.fixed or found.can_fail
 
     @property
     def dma_buf(self) -> bool:
         """True if CPU access to the mapping must be bracketed: see `begin_access`."""
-        return self._examined().dma_buf
+        return self._examine().dma_buf
 
     def begin_access(self, *, write: bool) -> None:
         """Begin CPU access to the mapping of a dma-buf; do nothing for other objects.
@@ -562,7 +562,7 @@ class Memory(Closing):
         layout = self._layout()
         return raw.view(layout.dtype).reshape(layout.shape)
 
-    def _examined(self) -> MemoryObject:
+    def _examine(self) -> MemoryObject:
         fd = self._file
         if self._object is None or not self._object.fixed:
             self._object = examine(fd)
@@ -607,7 +607,7 @@ class Memory(Closing):
         return f"Memory({self.kind!r}, size={self.size}, prot={self.prot}, offset={self.offset}, {state})"
 
 
-def _sealed(name: str, size: int) -> FdSet:
+def _make_sealed(name: str, size: int) -> FdSet:
     """Return new memory of a size that cannot change."""
     fds = FdSet.made(lib.nnb_memfd_create, name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
     check(fds.fds[0], f"shared memory of {size} bytes")

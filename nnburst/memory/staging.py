@@ -186,7 +186,7 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
         first, end = base + location.offset, base + memory.size
         return min([end, *(start for start in starts[device, inode] if start > first)]) - first
 
-    def redirected(arguments: tuple[RequestArgument, ...], *, write: bool) -> tuple[RequestArgument, ...]:
+    def redirect(arguments: tuple[RequestArgument, ...], *, write: bool) -> tuple[RequestArgument, ...]:
         out = []
         for argument in arguments:
             location = argument.location
@@ -199,6 +199,6 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
             out.append(argument)
         return tuple(out)
 
-    inputs, outputs = redirected(request.inputs, write=False), redirected(request.outputs, write=True)
+    inputs, outputs = redirect(request.inputs, write=False), redirect(request.outputs, write=True)
     opened.request = Request(inputs, outputs, tuple(pools))
     return opened

@@ -133,7 +133,7 @@ class _Case:
             return
         self._in_a_pool()
         self._inside_the_pool()
-        self._with_the_rights()
+        self._check_rights()
         self._dimensions()
         self._known()
         self._length()
@@ -171,7 +171,7 @@ class _Case:
         if location.length == 0:
             raise self.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
 
-    def _with_the_rights(self) -> None:
+    def _check_rights(self) -> None:
         """Check access rights; without them the service itself would fault."""
         given, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
         if needed & ~given:

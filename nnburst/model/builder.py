@@ -22,7 +22,7 @@ from .operand_types import (
     BASE_MAXIMUM,
     OPERANDS,
     OperandType,
-    checked_type,
+    check_type,
     is_extension,
     operand_info,
     operand_nbytes,
@@ -223,7 +223,7 @@ class ModelBuilder(OperationMethods):
             floats = not is_array and array.dtype == np.float64
             type = np.float32 if floats else array.dtype
         kind, index = self._constant_operand(type, array.shape, **quantisation)
-        self.set_operand_value(index, _narrowed(array, operand_info(kind).dtype) if is_array else value)
+        self.set_operand_value(index, _narrow(array, operand_info(kind).dtype) if is_array else value)
         return Operand(self, index)
 
     def constant_from_memory(
@@ -359,10 +359,10 @@ class ModelBuilder(OperationMethods):
         else:
             code = require_operation(operation)
             name = operation_name(code)
-        given = _checked_outputs(outputs)
+        given = _check_outputs(outputs)
         indexes = [self._operand(value).index for value in _listed(inputs, "operands")]
         try:
-            specs = self._inferred(Operation(code, tuple(indexes), ()), given)
+            specs = self._infer(Operation(code, tuple(indexes), ()), given)
         except UnknownYet as error:
             raise InvalidArgument(f"{name}: {error}; give dimensions= (0 for unknown ones)") from None
         except InvalidArgument as error:
@@ -573,7 +573,7 @@ class ModelBuilder(OperationMethods):
             InvalidArgument: Type, dimensions and quantisation do not belong together.
         """
         self._require_open()
-        checked_type(type)
+        check_type(type)
         if not isinstance(dimensions, Iterable):
             raise InvalidArgument(f"dimensions={dimensions!r}; give a list of sizes")
         if not is_real(scale):
@@ -726,12 +726,12 @@ class ModelBuilder(OperationMethods):
         """
         self._require_open()
         self._finished = True
-        operations = self._sorted_operations()
-        operands, inline, pools = self._placed_constants()
+        operations = self._sort_operations()
+        operands, inline, pools = self._place_constants()
         consumers = Counter(index for operation in operations for index in operation.inputs)
         for index, operand in enumerate(operands):
             operands[index] = replace(operand, number_of_consumers=consumers[index])
-        referenced, inline, pools = _linked(self._models, inline, pools, self._prefix)
+        referenced, inline, pools = _link(self._models, inline, pools, self._prefix)
         model = Model(
             referenced=referenced,
             main=Subgraph(tuple(operands), tuple(operations), tuple(self._inputs), tuple(self._outputs)),
@@ -743,7 +743,7 @@ class ModelBuilder(OperationMethods):
         validate_model(model)
         return model
 
-    def _sorted_operations(self) -> list[Operation]:
+    def _sort_operations(self) -> list[Operation]:
         """Return the operations in execution order: each comes after the operations whose results it reads."""
         producer = {index: n for n, operation in enumerate(self._operations) for index in operation.outputs}
         sorter = TopologicalSorter(
@@ -766,7 +766,7 @@ class ModelBuilder(OperationMethods):
             sorter.done(first)
         return ordered
 
-    def _placed_constants(self) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
+    def _place_constants(self) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
         """Place the constants; return the operands, the bytes of small constants, and the pools of large ones."""
         operands, inline, large_end = list(self._operands), bytearray(), 0
         large: list[tuple[int, Array]] = []
@@ -883,7 +883,7 @@ class ModelBuilder(OperationMethods):
             )
         return self.constant([value] if np.ndim(value) == 0 else value, None if info is None else info.type)
 
-    def _inferred(self, operation: Operation, said: tuple[Output, ...]) -> list[OutputSpec]:
+    def _infer(self, operation: Operation, said: tuple[Output, ...]) -> list[OutputSpec]:
         """Infer the outputs from the operation's row and the given descriptions."""
         view = view_operation(operation, self._operands, value_of=self._constant_value, with_outputs=False)
         shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
@@ -1013,7 +1013,7 @@ def _fewest_outputs(view: OperationView) -> int | None:
     return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
 
 
-def _checked_outputs(outputs: Any) -> tuple[Output, ...]:
+def _check_outputs(outputs: Any) -> tuple[Output, ...]:
     """Check and return descriptions of outputs."""
     checked: list[Output] = []
     for output in () if outputs is None else _listed(outputs, "outputs"):
@@ -1025,7 +1025,7 @@ def _checked_outputs(outputs: Any) -> tuple[Output, ...]:
             )
         kind, dimensions = output.get("type"), output.get("dimensions")
         if kind is not None:
-            checked_type(kind)
+            check_type(kind)
         if dimensions is not None:
             output = {**output, "dimensions": _listed(dimensions, "dimensions")}
         checked.append(output)
@@ -1098,7 +1098,7 @@ def _type_of_input(name: str, type: npt.DTypeLike) -> OperandType:
     return _type_of(dtype, None)
 
 
-def _narrowed(array: Array, dtype: np.dtype[Any] | None) -> Array:
+def _narrow(array: Array, dtype: np.dtype[Any] | None) -> Array:
     """Convert float64 and int64 to the types of operands; a later check reports other mismatches."""
     if dtype is not None and array.dtype.name in ("float64", "int64") and dtype.kind == array.dtype.kind:
         with np.errstate(over="ignore"):
@@ -1116,7 +1116,7 @@ def activation_code(name: ActivationName | None) -> int:
     return int(_ACTIVATIONS[name])
 
 
-def _linked(
+def _link(
     models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...], prefix: Callable[[str], int]
 ) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
     """Return the subgraphs of other models, changed to parts of this one: constants follow this model's constants.
@@ -1133,7 +1133,7 @@ def _linked(
         }
         prefixes = {number: prefix(name) for name, number in model.extension_name_to_prefix.items()}
 
-        def renumbered(code: int, prefixes: Mapping[int, int] = prefixes) -> int:
+        def renumber(code: int, prefixes: Mapping[int, int] = prefixes) -> int:
             return extension_code(prefixes[code >> 16], code & BASE_MAXIMUM) if is_extension(code) else code
 
         for subgraph in (model.main, *model.referenced):
@@ -1141,8 +1141,8 @@ def _linked(
             for operand in subgraph.operands:
                 at, by = operand.location, shifts.get(Lifetime(operand.lifetime), _NOWHERE)
                 location = DataLocation(at.pool_index + by.pool_index, at.offset + by.offset, at.length)
-                operands.append(replace(operand, type=renumbered(operand.type), location=location))
-            operations = tuple(replace(each, type=renumbered(each.type)) for each in subgraph.operations)
+                operands.append(replace(operand, type=renumber(operand.type), location=location))
+            operations = tuple(replace(each, type=renumber(each.type)) for each in subgraph.operations)
             subgraphs.append(replace(subgraph, operands=tuple(operands), operations=operations))
         inline += model.operand_values
         pools += model.pools

@@ -129,7 +129,7 @@ def type_name(code: int) -> str:
     return f"extension type {code:#x}" if is_extension(code) else f"unknown operand type {code}"
 
 
-def checked_type(type: int) -> int:
+def check_type(type: int) -> int:
     """Return an operand type; `InvalidArgument` if it is not even a number."""
     if not isinstance(type, int):
         raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")

@@ -139,8 +139,8 @@ class MemoryDesc:
     def create_memory(self) -> DeviceMemory:
         """Return a new memory for these roles.
 
-        The device allocates it if all compilations are for one device. If that refuses, or there are several devices,
-        shared memory replaces it, provided that no compilation names its devices and all dimensions are known.
+        If all compilations are for one device, that device allocates the memory. If the device refuses, or there are
+        several, shared memory is used, provided that no compilation names its devices and all dimensions are known.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
@@ -261,7 +261,7 @@ class DeviceMemory(OneProcess, Closing):
     def _check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
     ) -> None:
-        """Check a use when it is set.
+        """Check a use of the memory when an execution's argument is set.
 
         Raises:
             InvalidArgument: The use is not one of the roles, covers a part of the memory, or has other dimensions.
@@ -292,7 +292,7 @@ class DeviceMemory(OneProcess, Closing):
         except InvalidArgument as error:
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
-    def _written(self, dimensions: tuple[int, ...] | None) -> None:
+    def _record_write(self, dimensions: tuple[int, ...] | None) -> None:
         """Record the end of an execution or copy that wrote the memory: the new dimensions, or None after a failure.
 
         Raises:
@@ -321,7 +321,7 @@ class DeviceMemory(OneProcess, Closing):
         """Return the size of contents with these dimensions (`()`: the description's) in bytes; 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
-    def _seen_by(self, burst: ExecutionBurstController) -> None:
+    def _note_burst(self, burst: ExecutionBurstController) -> None:
         """Record that a burst remembers the memory, until one of the two is closed."""
         self._bursts.add(burst)
 
@@ -416,7 +416,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         _transfer(source, target, wanted)
         dimensions = wanted
     finally:
-        target._written(dimensions)
+        target._record_write(dimensions)
 
 
 def _check_source(source: Memory | DeviceMemory) -> None:

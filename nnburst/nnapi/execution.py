@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from .._core.deadline import Deadline, checked_timeout, limit_ns
+from .._core.deadline import Deadline, check_timeout, limit_ns
 from .._core.errno import flag, is_real, member, whole
 from .._core.leaving import Closing, OneProcess, process_lock
 from ..burst.client.request import check_result
@@ -186,11 +186,11 @@ class Execution(OneProcess, Closing):
         """Limit the time of a run. Raises the same errors as `set_measure_timing`.
 
         Args:
-            seconds: None for no limit.
+            seconds: Longest duration of a run in seconds; None for no limit.
         """
         with self._changing():
             self._check_one_device("a timeout")
-            self._timeout = checked_timeout(seconds)
+            self._timeout = check_timeout(seconds)
 
     def set_loop_timeout(self, seconds: float | None) -> None:
         """Limit the time of each WHILE loop in a run.
@@ -198,7 +198,7 @@ class Execution(OneProcess, Closing):
         A longer loop ends the run with `MissedDeadline`. Bursts have a limit of their own: ``Burst(loop_timeout=)``.
 
         Args:
-            seconds: None for the default of 2 s; more than 15 s is cut to 15.
+            seconds: Longest duration of a loop in seconds; None for the default of 2 s. More than 15 s count as 15 s.
 
         Raises:
             InvalidArgument: `seconds` is not above 0.
@@ -248,7 +248,7 @@ class Execution(OneProcess, Closing):
         if dimensions is not None:
             given = _sizes(what, dimensions)
         if kind == "input" and 0 in array.shape and self.compilation.inputs[index].may_be_empty:
-            _combined(what, operand, given)
+            _combine(what, operand, given)
             self._put(kind, index, _Given(dimensions=given))
             return
         _check_length(kind, what, operand, given, array.nbytes)
@@ -261,7 +261,7 @@ class Execution(OneProcess, Closing):
         given = _sizes(what, dimensions)
         offset, length = (whole(n, f"{what}: {name}") for n, name in zip(region, ("offset", "length"), strict=True))
         if isinstance(memory, DeviceMemory):
-            memory._check_use(self.compilation, kind, index, (offset, length), _combined(what, operand, given))
+            memory._check_use(self.compilation, kind, index, (offset, length), _combine(what, operand, given))
             self._put(kind, index, _Given(dimensions=given, device_memory=memory))
             return
         if not isinstance(memory, Memory):
@@ -376,7 +376,7 @@ class Execution(OneProcess, Closing):
         with self._running() as (request, own):
             for kind in self._given:
                 for memory in self._device_memories(kind).values():
-                    memory._seen_by(controller)
+                    memory._note_burst(controller)
             try:
                 bound = controller.bind(request, measure=self._measure)
                 bound.timeout = limit
@@ -389,7 +389,7 @@ class Execution(OneProcess, Closing):
         """Claim the execution for one run; return the run's timeout in seconds."""
         limit = self._timeout
         if timeout is not ...:
-            limit = checked_timeout(timeout)
+            limit = check_timeout(timeout)
             self._check_one_device("a timeout")
         with self._lock:
             self._check_not_closed()
@@ -481,7 +481,7 @@ class Execution(OneProcess, Closing):
         """Update the dimensions of device memories among the outputs; None after a failure: no contents."""
         for index, memory in self._device_memories("output").items():
             known = shapes and shapes[index].dimensions
-            memory._written(None if shapes is None else known or self._known_dimensions("output", index))
+            memory._record_write(None if shapes is None else known or self._known_dimensions("output", index))
 
     def _known_dimensions(self, kind: str, index: int) -> tuple[int, ...]:
         """Return the dimensions of an argument as far as the model and the caller give them."""
@@ -581,7 +581,7 @@ def _sizes(what: str, dimensions: Sequence[int]) -> tuple[int, ...]:
     return tuple(whole(size, f"{what}: a dimension") for size in dimensions)
 
 
-def _combined(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:
+def _combine(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:
     if operand.is_scalar and given:
         raise InvalidArgument(f"{what}: a scalar has no dimensions")
     if any(not 0 <= size <= UINT32 for size in given):
@@ -596,7 +596,7 @@ def _combined(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[
 
 
 def _check_length(kind: str, what: str, operand: OperandDesc, given: tuple[int, ...], nbytes: int) -> None:
-    combined = _combined(what, operand, given)
+    combined = _combine(what, operand, given)
     known = operand.is_scalar or is_fully_specified(combined)
     if kind == "input" and not known:
         raise InvalidArgument(f"{what}: dimensions {combined} are open; give them with dimensions=")

@@ -344,7 +344,7 @@ class Execution(BoundRequest, Closing):
                 raise MissedDeadline(f"not started {within}: the run before, which was given up, has not ended")
             time.sleep(_A_MOMENT)
             return deadline
-        return None if moved is None else deadline.postponed(begin)
+        return None if moved is None else deadline.postpone(begin)
 
     def _move(self, number: int) -> int | None:
         """Move to another burst. Return 0; -EAGAIN if that is not possible yet; None if there is no other burst."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.deadline import Deadline
 from .._core.errno import flag, keywords
-from ..devices.registry import checked_names, create_device
+from ..devices.registry import check_names, create_device
 from ..errors import DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..options import LogLevel, RealTimePolicy, SandboxMode
 from .compile.model_files import FUNCTIONS
@@ -89,7 +89,7 @@ def launch(
         from ..devices.function import encode_functions
 
         sent = encode_functions(functions)
-        devices = (*checked_names(devices), FUNCTIONS)
+        devices = (*check_names(devices), FUNCTIONS)
         if any(name.partition(":")[0] == FUNCTIONS for name in devices[:-1]):
             raise InvalidArgument(f"devices has {FUNCTIONS!r}; name the functions there, or give functions=, not both")
     return Service(
@@ -177,4 +177,4 @@ def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
         ...     session.run(None, {"x": np.ones((1, 4), np.float32)})
         [array([[1., 1., 1., 1.]], dtype=float32)]
     """
-    return Service(LocalBackend(tuple(create_device(name) for name in checked_names(devices))), "in process")
+    return Service(LocalBackend(tuple(create_device(name) for name in check_names(devices))), "in process")

@@ -276,7 +276,7 @@ def child(
         nonlocal begun
         lived, begun = time.monotonic() - begun, 0.0
         if lived <= LONGEST:  # after a longer life this is no crash loop
-            backoff.ended(lived)
+            backoff.begin_pause(lived)
         _wait(backoff.left)
         try:
             return start_child(devices, warm=warm, **options)

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from .._core.deadline import OPENING, Deadline, checked_timeout
+from .._core.deadline import OPENING, Deadline, check_timeout
 from .._core.errno import flag, keywords, member, one_of
 from .._core.leaving import Closing, Leaving, OneProcess
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
@@ -72,8 +72,8 @@ class Options(Struct, frozen=True, kw_only=True):
             raise InvalidArgument(f"concurrency={wanted!r}; give a number from 1 to {_MOST_PERMITS}")
         force_setattr(self, "preference", member(ExecutionPreference, self.preference, "preference"))
         force_setattr(self, "priority", member(Priority, self.priority, "priority"))
-        force_setattr(self, "timeout", checked_timeout(self.timeout))
-        force_setattr(self, "open_timeout", checked_timeout(self.open_timeout))
+        force_setattr(self, "timeout", check_timeout(self.timeout))
+        force_setattr(self, "open_timeout", check_timeout(self.open_timeout))
 
     @property
     def restarts(self) -> bool:
@@ -98,10 +98,10 @@ class Options(Struct, frozen=True, kw_only=True):
         if not isinstance(self.cache_dir, str | os.PathLike | None):
             raise InvalidArgument(f"cache_dir is {type(self.cache_dir).__name__}; give the path of a directory")
         from ..cache.directory import Cache
-        from ..cache.names import checked_cache_key
+        from ..cache.names import check_cache_key
         from .compile.cache_sources import DirectoryCache
 
-        cache_key = None if self.cache_key is None else checked_cache_key(self.cache_key)
+        cache_key = None if self.cache_key is None else check_cache_key(self.cache_key)
         return DirectoryCache(Cache(self.cache_dir), cache_key, encrypt=encrypt)
 
 
@@ -283,7 +283,7 @@ class Session(OneProcess, Closing):
             with self._spans.of_run(self):
                 return self.run(output_names, inputs, timeout)
         wanted = None if output_names is None else self._checked_outputs(output_names)
-        limit = self._timeout if timeout is ... else checked_timeout(timeout)
+        limit = self._timeout if timeout is ... else check_timeout(timeout)
         try:
             permit = (_NONE if self._waiting else self._idle).pop()
         except IndexError:
@@ -327,7 +327,7 @@ class Session(OneProcess, Closing):
             with self._spans.of_run(self):
                 return await self.arun(output_names, inputs, timeout)
         wanted = None if output_names is None else self._checked_outputs(output_names)
-        outputs = await self._runs.arun(inputs, self._timeout if timeout is ... else checked_timeout(timeout))
+        outputs = await self._runs.arun(inputs, self._timeout if timeout is ... else check_timeout(timeout))
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
@@ -435,7 +435,7 @@ class Session(OneProcess, Closing):
         if not isinstance(batch, int) or batch < 1:
             raise InvalidArgument(f"batch={batch!r}; give a number of rows, 1 or more")
         one_of(on_error, "on_error", ("raise", "return"))
-        limit = self._timeout if timeout is ... else checked_timeout(timeout)
+        limit = self._timeout if timeout is ... else check_timeout(timeout)
         from .run.batching import run_many
 
         outcomes = run_many(self, inputs, batch, limit, on_error == "return")

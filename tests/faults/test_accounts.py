@@ -96,8 +96,8 @@ def note(seconds):
     with open({file!r}, "a") as file:
         print(seconds, file=file)
 
-ended = backoff.Backoff.ended
-backoff.Backoff.ended = lambda pauses, lived: ended(pauses, 0.0)
+ended = backoff.Backoff.begin_pause
+backoff.Backoff.begin_pause = lambda pauses, lived: ended(pauses, 0.0)
 backoff.time = SimpleNamespace(monotonic=lambda: 0.0)
 workers.time = SimpleNamespace(monotonic=time.monotonic, sleep=note)
 """

@@ -165,7 +165,7 @@ def test_save_that_fails_in_the_device_is_no_refusal(
         raise error()
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReferencePreparedModel, "packed", packed)
+        patch.setattr(ReferencePreparedModel, "pack", packed)
         assert [compiled(ReferenceDevice(), tmp_path / "c") for _ in range(5)] == ["NOT_SAVED/IO_ERROR/-"] * 5
     assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
 

@@ -26,13 +26,13 @@ def test_run_ends_at_its_deadline_and_the_next_one_runs(
     nodes = [node("MatMul", [a, "x"], [b]) for a, b in itertools.pairwise(names)]
     onnx.save(graph(nodes, [("x", FLOAT, (rows, 256))], [("y", FLOAT, (rows, 256))]), tmp_path / "chain.onnx")
     ended: SimpleQueue[Exception] = SimpleQueue()
-    failed = BoundGraph._failed
+    failed = BoundGraph._client_error
 
     def noted(graph: BoundGraph, status: int, deadline_ns: int) -> NNBurstError:
         ended.put(error := failed(graph, status, deadline_ns))
         return error
 
-    monkeypatch.setattr(BoundGraph, "_failed", noted)
+    monkeypatch.setattr(BoundGraph, "_client_error", noted)
     with nnburst.in_process() as service, service.session(str(tmp_path / "chain.onnx")) as session:
         execution = session.bind(shapes={"x": (256, 256)})
         execution.inputs["x"][:] = 0

@@ -15,7 +15,7 @@ import nnburst
 from nnburst import DeviceUnavailable, GeneralFailure, MissedDeadline, ModelBuilder, OperandType
 from nnburst.cli.doctor import check_extra
 from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
-from nnburst.devices.onnxruntime.library import checked_providers
+from nnburst.devices.onnxruntime.library import check_providers
 from nnburst.model.types import DeviceType
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, ort
 
@@ -45,10 +45,10 @@ def rows(n: int) -> np.ndarray[Any, Any]:
 def test_provider_that_is_not_there_is_refused_and_those_that_are_there_are_named() -> None:
     for asked, missing in (("Nothing", "Nothing"), ("cpu+Nothing", "Nothing"), ("cpu+", "")):
         with pytest.raises(DeviceUnavailable, match=f"no '{missing}'; it has {', '.join(OFFERED)}"):
-            checked_providers(asked)
+            check_providers(asked)
     with pytest.raises(DeviceUnavailable, match=f"'Nothing'; it has {', '.join(OFFERED)}"):
         nnburst.launch(devices=[device_of("Nothing")])
-    assert checked_providers("cpu") == checked_providers("CPUExecutionProvider+cpu") == ()
+    assert check_providers("cpu") == check_providers("CPUExecutionProvider+cpu") == ()
 
 
 def test_models_run_in_every_way_as_on_the_processor(service: nnburst.Service) -> None:

@@ -211,7 +211,7 @@ def test_buffer_that_is_freed_while_its_plan_is_handed_to_c_is_not_used_again(
     rig.turns[0].run()
     bytes_of_it = storage(rig.buffers[1])
     rig.write(1)
-    gate.moved()  # so that the plan is handed over anew
+    gate.note_move()  # so that the plan is handed over anew
     keep = property(read_then_freed, lambda buffers, made: vars(buffers).update(current=made))
     monkeypatch.setattr(BufferSet, "current", keep, raising=False)
     rig.turns[0].run()

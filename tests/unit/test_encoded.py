@@ -17,7 +17,7 @@ from nnburst.devices.encoded import (
     EncodedMap,
     EncodedSequence,
     EncodedTensor,
-    copied,
+    copy_region,
     from_python,
     numpy_type,
     read,
@@ -57,7 +57,7 @@ def alike(a: Any, b: Any) -> bool:
 def test_a_value_is_read_as_it_was_written(holds: str, value: Any) -> None:
     data = write(from_python(value, holds, "x"))
     behind = np.full(9, 255, np.uint8)  # of a pool with more room
-    got = to_python(read(copied(np.concatenate([data, behind]), "x"), "x"))
+    got = to_python(read(copy_region(np.concatenate([data, behind]), "x"), "x"))
     assert alike(got, value)
     if isinstance(got, np.ndarray):
         assert got.dtype == numpy_type(holds)
@@ -153,8 +153,9 @@ def test_bytes_that_another_process_made_up_are_refused_or_read() -> None:
             bad = data.copy()
             for _ in range(rng.randrange(1, 9) if end - first > 1 else 1):
                 bad[rng.randrange(first, end)] = rng.randrange(256)
+            size = rng.choice((bad.size, bad.size, rng.randrange(bad.size + 1)))
             try:
-                to_python(read(copied(bad[: rng.choice((bad.size, bad.size, rng.randrange(bad.size + 1)))], "x"), "x"))
+                to_python(read(copy_region(bad[:size], "x"), "x"))
             except InvalidArgument:
                 refused += 1
     assert refused > 1000
@@ -230,4 +231,4 @@ def test_text_that_is_no_utf8_is_refused() -> None:
 def test_a_region_without_a_value_says_so() -> None:
     for nbytes in (0, 7, 8, 100):
         with pytest.raises(InvalidArgument, match="no value yet"):
-            copied(np.zeros(nbytes, np.uint8), "x")
+            copy_region(np.zeros(nbytes, np.uint8), "x")

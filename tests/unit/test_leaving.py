@@ -64,9 +64,9 @@ def test_inner_deadline_cannot_outlast_the_outer_one() -> None:
 
 def test_deadline_is_postponed_by_the_time_that_does_not_count() -> None:
     now = time.monotonic_ns()
-    assert 60 < (Deadline(now + 60 * 10**9).postponed(now - 30 * 10**9).left() or 0) <= 90
-    assert Deadline.never.postponed(now) == Deadline.never
-    assert Deadline.after(0).postponed(time.monotonic_ns()).left() == 0
+    assert 60 < (Deadline(now + 60 * 10**9).postpone(now - 30 * 10**9).left() or 0) <= 90
+    assert Deadline.never.postpone(now) == Deadline.never
+    assert Deadline.after(0).postpone(time.monotonic_ns()).left() == 0
     assert Deadline(5).sooner(Deadline(7)) == Deadline(7).sooner(Deadline(5)) == Deadline(5)
     assert Deadline(5).sooner(Deadline.never) == Deadline.never.sooner(Deadline(5)) == Deadline(5)
 

@@ -240,7 +240,7 @@ def test_files_that_no_local_file_system_serves_are_refused_unless_asked_for(mon
     monkeypatch.delenv(REMOTE_FILES, raising=False)
     with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
         file.truncate(PAGE)
-        monkeypatch.setattr(file_system, "_mounted_as", lambda mount: "fuse.slow")
+        monkeypatch.setattr(file_system, "_mount_type", lambda mount: "fuse.slow")
         with Memory.mmap_fd(file.fileno(), PAGE) as memory:
             for use in (
                 memory._check_usable,
@@ -270,7 +270,7 @@ def test_file_systems_are_accepted_by_a_list_of_those_that_answer(
     monkeypatch: pytest.MonkeyPatch, mounted: str | None, magic: int, accepted: bool
 ) -> None:
     monkeypatch.delenv(REMOTE_FILES, raising=False)
-    monkeypatch.setattr(file_system, "_mounted_as", lambda mount: mounted)
+    monkeypatch.setattr(file_system, "_mount_type", lambda mount: mounted)
     monkeypatch.setattr(file_system, "lib", SimpleNamespace(nnb_fd_filesystem=lambda fd: magic))
     with tempfile.TemporaryFile(dir="/var/tmp") as file:
         if accepted:
@@ -282,11 +282,11 @@ def test_file_systems_are_accepted_by_a_list_of_those_that_answer(
 
 def test_mount_of_a_file_is_found_among_those_of_this_process() -> None:
     with open("/proc/self/status") as file:
-        assert file_system._mounted_as(file_system._mount_of(file.fileno())) == "proc"
+        assert file_system._mount_type(file_system._mount_of(file.fileno())) == "proc"
         with pytest.raises(GeneralFailure, match="proc"):
             check_file_system(file.fileno())
     with Memory.ashmem(100) as memory:
-        assert file_system._mounted_as(file_system._mount_of(memory.fds[0])) is None
+        assert file_system._mount_type(file_system._mount_of(memory.fds[0])) is None
         check_file_system(memory.fds[0])
     with pytest.raises(OSError, match="Bad file descriptor"):
         check_file_system(1 << 20)

@@ -189,15 +189,15 @@ def test_fixed_point_functions_follow_the_real_ones() -> None:
 def test_fixed_point_factors_round_twice(factor: float) -> None:
     values = rng(19).integers(-(2**20), 2**20, 5000)
     assert (
-        np.abs(fixed_point.scaled(values, factor) - values * factor).max() <= 0.75
+        np.abs(fixed_point.multiply(values, factor) - values * factor).max() <= 0.75
     )  # a half may become one, and that a half again
-    assert fixed_point.divided(np.array([-3, -1, 1, 3, 5]), 1).tolist() == [-2, -1, 1, 2, 3]
+    assert fixed_point.divide(np.array([-3, -1, 1, 3, 5]), 1).tolist() == [-2, -1, 1, 2, 3]
 
 
 def test_fixed_point_normalisation_follows_the_real_one() -> None:
     draw = rng(20)
     z, weights, bias = draw.integers(-8000, 8000, (3, 8)), draw.integers(1, 2**15, 8), draw.integers(-(2**20), 2**20, 8)
     real = (z - z.mean(1, keepdims=True)) / z.std(1, keepdims=True) * weights / 2**15 + bias / 2**25
-    found = fixed_point.normalised(z, weights, bias, 2.0**-15)
+    found = fixed_point.normalise(z, weights, bias, 2.0**-15)
     assert np.abs(found - real * 2**12).max() <= 8
-    assert not fixed_point.normalised(np.full((1, 8), 77), weights, 0 * bias, 2.0**-15).any()
+    assert not fixed_point.normalise(np.full((1, 8), 77), weights, 0 * bias, 2.0**-15).any()

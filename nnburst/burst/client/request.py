@@ -9,7 +9,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from ..._core._nnburst import Runnable, ffi, lib
-from ..._core.deadline import Deadline, checked_timeout, limit_ns
+from ..._core.deadline import Deadline, check_timeout, limit_ns
 from ..._core.errno import check
 from ..._core.leaving import OneProcess
 from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
@@ -147,7 +147,7 @@ class BoundRequest(Runnable, OneProcess):
         Inputs that are passed by mistake are an invalid timeout.
         """
         limit = timeout if inputs is ... else inputs
-        self._allow(self._timeout if limit is ... else checked_timeout(limit))
+        self._allow(self._timeout if limit is ... else check_timeout(limit))
         try:
             self._conclude()
         finally:
@@ -310,7 +310,7 @@ class BoundRequest(Runnable, OneProcess):
         if timeout is ...:
             yield
             return
-        self._allow(checked_timeout(timeout))
+        self._allow(check_timeout(timeout))
         try:
             yield
         finally:
@@ -323,7 +323,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
-        self._timeout = checked_timeout(seconds)
+        self._timeout = check_timeout(seconds)
         self._allow(self._timeout)
 
     @property

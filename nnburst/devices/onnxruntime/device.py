@@ -28,7 +28,7 @@ from .capi import package_version
 from .graph import Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from .importer import EXTENSION_NAME, FILE, GRAPH, graph_model, import_graph
 from .levels import GraphOptimizationLevel
-from .library import CPU, checked_providers, give_memory_back, messages, onnx, require_extra
+from .library import CPU, check_providers, give_memory_back, messages, onnx, require_extra
 from .lowering import Lowering
 from .operations import LOWERED
 from .packed import FORMAT, load_graph, pack, read_contents
@@ -74,7 +74,7 @@ class OnnxRuntimeDevice(LocalDevice):
                 f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
             )
         one_of(optimization, "optimization", GraphOptimizationLevel.__members__)
-        chosen = checked_providers(providers) if providers else ()
+        chosen = check_providers(providers) if providers else ()
         self._settings = SessionSettings(int(threads), spinning == "1", chosen, optimization)
         self._graphs = GraphStore()
 

@@ -24,7 +24,7 @@ def check_functions(proto: Any) -> None:
     if not proto.functions:
         return
     bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}
-    calls = {name: [each for each in _called(nodes) if each in bodies] for name, nodes in bodies.items()}
+    calls = {name: [each for each in _called_functions(nodes) if each in bodies] for name, nodes in bodies.items()}
     sizes: dict[_Name, int] = {}
     try:
         for name in TopologicalSorter(calls).static_order():
@@ -43,10 +43,10 @@ def check_functions(proto: Any) -> None:
 
 
 def _size(nodes: Any, sizes: dict[_Name, int]) -> int:
-    return sum(sizes.get(name, 1) for name in _called(nodes))
+    return sum(sizes.get(name, 1) for name in _called_functions(nodes))
 
 
-def _called(nodes: Any) -> Iterator[_Name]:
+def _called_functions(nodes: Any) -> Iterator[_Name]:
     """Yield the function that each node calls, including nodes of inner graphs."""
     todo = [nodes]
     while todo:

@@ -21,7 +21,7 @@ from ..elements import element_type
 from ..encoded import Bytes, read
 from .capi import BoundRun, Copies, InferenceSession
 from .guards import guard
-from .importer import GraphArgument, all_tensors, describe, external_location, parse, serialised
+from .importer import GraphArgument, all_tensors, describe, external_location, parse, serialise
 from .library import CPU, messages, onnxruntime
 from .python_run import PythonRun
 from .snapshots import exposed_arguments
@@ -169,9 +169,9 @@ def build_session(
     inputs, optional, outputs = describe(proto)
     labels = take_out(proto)
     guard(proto)
-    about = About(inputs, optional, _computed(proto, outputs), exposed_arguments(proto), labels)
+    about = About(inputs, optional, _copy_passed_inputs(proto, outputs), exposed_arguments(proto), labels)
     _place_external(proto, files, settings.runtime.OrtValue, options)
-    parsed = serialised(proto)
+    parsed = serialise(proto)
     del proto
     return open_session(parsed, settings, options), about
 
@@ -195,7 +195,7 @@ def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any
     return session
 
 
-def _computed(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[GraphArgument, ...]:
+def _copy_passed_inputs(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[GraphArgument, ...]:
     """Let a node compute each output that is also an input, under another name; return the renamed outputs.
 
     ONNX Runtime would not write to the memory that is bound to such an output.

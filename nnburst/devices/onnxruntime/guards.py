@@ -65,7 +65,7 @@ def guard(proto: Any) -> None:
     """Add guards to a model, so that a harmful run fails."""
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
-    inferred = cache(partial(_inferred, proto, fixed))
+    inferred = cache(partial(_infer_shapes, proto, fixed))
     names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # No file can contain these random names.
     for owner, graph in ((proto, proto.graph), *((each, each) for each in proto.functions)):
         versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
@@ -79,7 +79,7 @@ def guard(proto: Any) -> None:
             owner.opset_import.add(domain="", version=_OPSET)
 
 
-def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
+def _infer_shapes(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
     """Return the shapes that follow from trusted facts, by name; empty if the inference fails."""
     functions = {function.name for function in proto.functions}  # Their domains do not matter.
     skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
@@ -147,7 +147,7 @@ class _Guarding:
         if not node.input or not node.output:  # ONNX Runtime refuses operators of this table without them.
             self._nodes.append(node)
             return
-        for position, axis in self._needed(node, kind).items():
+        for position, axis in self._required_inputs(node, kind).items():
             self._require_elements(node, position, axis)
         if kind == (_MICROSOFT, "Inverse"):
             self._require_square(node)
@@ -170,7 +170,7 @@ class _Guarding:
 
     # -- guards --------------------------------------------------------------------------------------------------------
 
-    def _needed(self, node: Any, kind: tuple[str, str]) -> dict[int, int | None]:
+    def _required_inputs(self, node: Any, kind: tuple[str, str]) -> dict[int, int | None]:
         if kind == ("", "Unique"):
             return {0: axis} if (axis := _integer(node, "axis", None)) is not None else {}
         if kind == ("", "Scan") and self._opset < _SCAN_WITHOUT_BATCHES:

@@ -43,7 +43,7 @@ _DEFAULTS_OF_INPUTS = 4
 
 
 class GraphArgument(Struct, frozen=True):
-    """An input or output of a graph. If `holds` names another type than a numeric array, it is `ENCODED`."""
+    """An input or output of a graph. Its values are `ENCODED` if `holds` names another type than a numeric array."""
 
     name: str
     element: ElementType
@@ -89,7 +89,7 @@ def _no_model(data: bytes, why: str) -> InvalidArgument:
     return InvalidArgument(f"this is no ONNX model: {why}; fetch it again if it was cut off, else export it anew")
 
 
-def serialised(proto: Any) -> OwnBytes:
+def serialise(proto: Any) -> OwnBytes:
     """Serialise a ``ModelProto`` from `parse`; `InvalidArgument` if it is too large for one file."""
     try:
         return OwnBytes(proto.SerializeToString())

@@ -21,13 +21,13 @@ from ...model.running import ExecutionResult
 from ...model.types import NO_TIMING, MemoryLike, Model, OperandDesc, Request, RequestArgument
 from ..deadline import require_time
 from ..elements import is_scalar
-from ..encoded import Bytes, Value, copied, read, write
+from ..encoded import Bytes, Value, copy_region, read, write
 from ..plan import pool_of
 from .batch import Batches, BoundArgument
 from .capi import BoundRun, OrtError, OrtValue
 from .graph import Graph
 from .importer import GraphArgument, is_bool
-from .snapshots import copied_always
+from .snapshots import must_copy
 from .zip_maps import as_maps
 
 _CPU = "cpu"
@@ -140,7 +140,7 @@ class BoundGraph:
             return
         pool = pool_of(request, argument)
         location = argument.location
-        nbytes = _needed(node, operand, dims)
+        nbytes = _nbytes(node, operand, dims)
         if not dims and not node.shape and not isinstance(pool, BufferView):
             nbytes = node.element.itemsize  # The rank is open in the graph and 0 in this request.
         if nbytes is None or (nbytes != location.length and not isinstance(pool, BufferView)):
@@ -207,14 +207,14 @@ class BoundGraph:
             return True
         if getattr(pool, "is_private", False):
             return False
-        return copied_always(node.element) or node.name in self._graph.exposed
+        return must_copy(node.element) or node.name in self._graph.exposed
 
     def _bind_output(
         self, position: int, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
     ) -> None:
         pool, location, row = pool_of(request, argument), argument.location, self._outputs[position]
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
-        nbytes = _needed(node, operand, dims)
+        nbytes = _nbytes(node, operand, dims)
         room = 1 << 62 if isinstance(pool, BufferView) else location.length
         if nbytes is not None and nbytes > location.length:
             raise InvalidArgument(f"output {node.name!r} has {location.length} bytes; it needs {nbytes}")
@@ -283,7 +283,7 @@ class BoundGraph:
         if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and told is not None:
             raise OutputInsufficientSize("an output needs more room", output_shapes=told[1])
         if status:
-            raise self._failed(status, deadline_ns)
+            raise self._client_error(status, deadline_ns)
         return told
 
     def _enlarge(self) -> int:
@@ -310,7 +310,7 @@ class BoundGraph:
         self._memory.give_back(self._counted)
         self._counted = 0
         places = {name: f"input {name!r}" for name in self._encoded}
-        values = {name: read(copied(self._encoded[name], place), place, count) for name, place in places.items()}
+        values = {name: read(copy_region(self._encoded[name], place), place, count) for name, place in places.items()}
         if None in values.values() or None in self._values:
             self._binding.clear_inputs()
             for bind in self._rebind:
@@ -339,7 +339,7 @@ class BoundGraph:
         for output in outputs:
             self._binding.bind_output(output.node.name, _CPU)
 
-    def _failed(self, status: int, deadline_ns: int) -> NNBurstError:
+    def _client_error(self, status: int, deadline_ns: int) -> NNBurstError:
         """Return the client's error for a failure of ONNX Runtime: a too small output, if a declared shape was wrong.
 
         A file may use one name for two sizes, or a wrong number. ONNX Runtime refuses to write an output to memory of
@@ -353,7 +353,7 @@ class BoundGraph:
             run = self._bound.run if self._described is None else self._described.run_into_binding
             if status := run(deadline_ns):  # The shapes are not the cause.
                 return self._bound.failure(status)
-            values = ((each.position, value) for each, value in self._computed() if not each.node.holds)
+            values = ((each.position, value) for each, value in self._output_values() if not each.node.holds)
             shapes = {position: tuple(value.shape()) for position, value in values}
         except Exception as other:
             return GeneralFailure(f"ONNX Runtime: {other}")
@@ -380,7 +380,7 @@ class BoundGraph:
         row = self._outputs[position]
         return tuple(row.dims[0 : row.rank])
 
-    def _computed(self) -> Iterator[tuple[_Output, OrtValue]]:
+    def _output_values(self) -> Iterator[tuple[_Output, OrtValue]]:
         """Return (output, value in ONNX Runtime) for each output. Outputs of the same name share one value."""
         values = dict(
             zip(dict.fromkeys(each.node.name for each in self._written), self._binding.get_outputs(), strict=True)
@@ -389,7 +389,7 @@ class BoundGraph:
 
     def _fetch(self) -> None:
         """Copy the outputs that ONNX Runtime allocated, unless their regions are too small."""
-        for output, value in self._computed():
+        for output, value in self._output_values():
             node, place = output.node, f"output {output.node.name!r}"
             if not output.is_open:
                 continue
@@ -422,7 +422,7 @@ def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -
     return region
 
 
-def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:
+def _nbytes(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:
     """Return the size of an argument in bytes; None if a dimension is unknown."""
     if is_scalar(operand):
         return node.element.itemsize

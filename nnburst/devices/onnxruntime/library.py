@@ -41,7 +41,7 @@ def onnxruntime(providers: tuple[str, ...] = ()) -> Any:
     return capi if not providers and capi.load() else python_module()
 
 
-def checked_providers(text: str) -> tuple[str, ...]:
+def check_providers(text: str) -> tuple[str, ...]:
     """Return the full names of the providers in ``A+B``; empty if the CPU is the only one.
 
     Raises:

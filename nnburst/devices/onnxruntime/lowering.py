@@ -69,7 +69,7 @@ class Lowering:
         for index in model.main.input_indexes:
             name = self.values[index] = f"x{index}"
             if self.is_signed(index):
-                self.values[index] = self._flipped(name, np.int8, np.uint8)
+                self.values[index] = self._flip_sign(name, np.int8, np.uint8)
         self.reasons: list[str] = []
         for position, each in enumerate(model.main.operations):
             self._name = f"operation {position} ({operation_name(each.type)})"
@@ -136,7 +136,7 @@ class Lowering:
         """Return the known dimensions of an operand."""
         return self._written.get(index, self.operands[index].dimensions)
 
-    def _flipped(self, name: str, source: Any, target: Any) -> str:
+    def _flip_sign(self, name: str, source: Any, target: Any) -> str:
         """Convert signed 8-bit elements to unsigned ones, or the reverse."""
         (bits,) = self.nodes(1, "BitwiseXor", name, self.array(-128 if source is np.int8 else 128, source))
         return self.nodes(1, "Cast", bits, to=_number(target))[0]
@@ -152,7 +152,7 @@ class Lowering:
         for index in main.output_indexes:
             name = self.values[index]
             if self.is_signed(index):
-                name = self._flipped(name, np.uint8, np.int8)
+                name = self._flip_sign(name, np.uint8, np.int8)
             (last,) = self.nodes(1, "Identity", name)
             outputs.append(_argument(last, main.operands[index], self._written[index]))
         inputs = [_argument(f"x{i}", main.operands[i], main.operands[i].dimensions) for i in main.input_indexes]
@@ -231,13 +231,13 @@ class LoweredCall(OperationView):
     def cast(self, value: str, dtype: Any) -> str:
         return self.node("Cast", value, to=_number(dtype))
 
-    def reshaped(self, value: str, dims: Sequence[int]) -> str:
+    def reshape(self, value: str, dims: Sequence[int]) -> str:
         return self.node("Reshape", value, self.array(dims))
 
-    def transposed(self, value: str, axes: Sequence[int]) -> str:
+    def transpose(self, value: str, axes: Sequence[int]) -> str:
         return value if tuple(axes) == tuple(range(len(axes))) else self.node("Transpose", value, perm=list(axes))
 
-    def clipped(self, value: str, low: float | None, high: float | None, dtype: Any = np.float32) -> str:
+    def clip(self, value: str, low: float | None, high: float | None, dtype: Any = np.float32) -> str:
         """Append a node that clips to limits (None for no limit); return its value."""
         if (low, high) == (0, None) and dtype is np.float32:
             return self.node("Relu", value)
@@ -274,7 +274,7 @@ class LoweredCall(OperationView):
 
             value = self._lowering.weight(f"c{index}{list(order)}{turned}", make)
         elif axes:
-            value = self.transposed(value, axes)
+            value = self.transpose(value, axes)
         if not info.is_quantised and channels is None:
             return value if dtype == np.float32 else self.cast(value, np.float32)
         scales, axis = channels or (operand.scale, 0)
@@ -299,11 +299,11 @@ class LoweredCall(OperationView):
             scale = self.array(operand.scale * (_AWAY if halves else 1), np.float32)
             value = self.node("QuantizeLinear", value, scale, self.array(operand.zero_point, info.dtype))
             low, high = (limit if limit != bound else None for limit, bound in zip(limits, (0, 255), strict=True))
-            value = self.clipped(value, low, high, dtype=info.dtype)
+            value = self.clip(value, low, high, dtype=info.dtype)
         else:
-            value = self.clipped(value, *limits)
+            value = self.clip(value, *limits)
             value = value if info.dtype == np.float32 else self.cast(value, info.dtype)
-        self.keep(self.transposed(value, axes) if axes else value, which)
+        self.keep(self.transpose(value, axes) if axes else value, which)
 
 
 @cache

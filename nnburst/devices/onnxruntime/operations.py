@@ -53,7 +53,7 @@ def _unary(kind: str, c: LoweredCall) -> None:
 
 
 def _clamp(low: float, high: float | None, c: LoweredCall) -> None:
-    c.give(c.clipped(c.real("x"), low, high))
+    c.give(c.clip(c.real("x"), low, high))
 
 
 def _reciprocal_root(c: LoweredCall) -> None:
@@ -62,7 +62,7 @@ def _reciprocal_root(c: LoweredCall) -> None:
 
 def _hard_swish(c: LoweredCall) -> None:
     x, sixth = c.real("x"), c.array(1 / 6, np.float32)
-    c.give(c.node("Mul", x, c.node("Mul", c.clipped(c.node("Add", x, c.array(3, np.float32)), 0, 6), sixth)))
+    c.give(c.node("Mul", x, c.node("Mul", c.clip(c.node("Add", x, c.array(3, np.float32)), 0, 6), sixth)))
 
 
 def _elu(c: LoweredCall) -> None:
@@ -88,7 +88,7 @@ def _prelu(c: LoweredCall) -> None:
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
     """Compare real values. For quantised operands they come from tables, rounded from float64."""
 
-    def compared(c: LoweredCall, name: str) -> str:
+    def compare(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)
         if c.data_type is _B8:
             return c.cast(c.truth(name), np.int32)
@@ -97,7 +97,7 @@ def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
             return c.node("Gather", table, c.cast(c.stored(name), np.int32))
         return c.stored(name) if c.data_type is _I32 else c.real(name)
 
-    found = c.node(kind, compared(c, "a"), compared(c, "b"))
+    found = c.node(kind, compare(c, "a"), compare(c, "b"))
     c.keep(c.cast(c.node("Not", found) if negated else found, np.uint8))
 
 
@@ -123,7 +123,7 @@ def _cast(c: LoweredCall) -> None:
         zero = c.array(0, np.float64)
         limits = (0.0, 255.0) if target.dtype == np.uint8 else (-_BELOW_2_31 - 1.0, float(_BELOW_2_31))
         known = c.node("Where", c.node("Equal", wide, wide), wide, zero)
-        x = c.clipped(known, *limits, dtype=np.float64)
+        x = c.clip(known, *limits, dtype=np.float64)
     c.keep(c.cast(x, target.dtype))
 
 
@@ -137,7 +137,7 @@ def _quantize(c: LoweredCall) -> None:
     steps = c.node("Mul", c.cast(c.real("x"), np.float64), c.array(1 / operand.scale, np.float64))
     half = c.node("Mul", c.node("Sign", steps), c.array(0.5, np.float64))
     low, high = -float(operand.zero_point), 255.0 - operand.zero_point
-    whole = c.cast(c.clipped(c.node("Add", steps, half), low, high, np.float64), np.int32)
+    whole = c.cast(c.clip(c.node("Add", steps, half), low, high, np.float64), np.int32)
     c.keep(c.cast(c.node("Add", whole, c.array(operand.zero_point, np.int32)), np.uint8))
 
 
@@ -145,12 +145,12 @@ def _quantize(c: LoweredCall) -> None:
 
 
 def _reshape(c: LoweredCall) -> None:
-    c.keep(c.reshaped(c.stored("x"), c.outputs[0]))
+    c.keep(c.reshape(c.stored("x"), c.outputs[0]))
 
 
 def _transpose(c: LoweredCall) -> None:
     rank = len(c.dims("x"))
-    c.keep(c.transposed(c.stored("x"), c.integers("perm") if c.given("perm") else range(rank)[::-1]))
+    c.keep(c.transpose(c.stored("x"), c.integers("perm") if c.given("perm") else range(rank)[::-1]))
 
 
 def _slice(c: LoweredCall) -> None:
@@ -165,7 +165,7 @@ def _strided_slice(c: LoweredCall) -> None:
     ends = [part.stop if part.stop >= 0 else -(1 << 31) for part in ranges]
     steps = c.array([part.step for part in ranges])
     part = c.node("Slice", c.stored("x"), c.array([part.start for part in ranges]), c.array(ends), axes, steps)
-    c.keep(c.reshaped(part, c.outputs[0]))
+    c.keep(c.reshape(part, c.outputs[0]))
 
 
 def _concatenation(c: LoweredCall) -> None:
@@ -189,7 +189,7 @@ def _tile(c: LoweredCall) -> None:
     c.keep(c.node("Tile", c.stored("x"), c.array(c.integers("multiples"))))
 
 
-def _padded(c: LoweredCall, value: str, pads: Sequence[tuple[int, int]], filler: Any) -> str:
+def _append_pad(c: LoweredCall, value: str, pads: Sequence[tuple[int, int]], filler: Any) -> str:
     dtype = operand_info(c.operand("x").type).dtype
     starts, ends = zip(*pads, strict=True)
     return c.node("Pad", value, c.array([*starts, *ends]), c.array(filler, dtype))
@@ -200,10 +200,10 @@ def _pad(c: LoweredCall) -> None:
     if c.count("value"):
         (value,) = c.value("value").reshape(-1)
         value = int(value) + 128 if c.is_signed("x") else value
-    c.keep(_padded(c, c.stored("x"), pad_widths(c, len(c.dims("x"))), value))
+    c.keep(_append_pad(c, c.stored("x"), pad_widths(c, len(c.dims("x"))), value))
 
 
-def _checked(c: LoweredCall, name: str, size: int) -> str:
+def _check_indices(c: LoweredCall, name: str, size: int) -> str:
     """Return indices that fail the run if negative, as too large ones do."""
     indices = c.stored(name)
     negative = c.node("Less", indices, c.array(0, np.int32))
@@ -212,11 +212,11 @@ def _checked(c: LoweredCall, name: str, size: int) -> str:
 
 def _gather(c: LoweredCall) -> None:
     axis = c.axis("axis", len(c.dims("x")))
-    c.keep(c.node("Gather", c.stored("x"), _checked(c, "indices", c.dims("x")[axis]), axis=axis))
+    c.keep(c.node("Gather", c.stored("x"), _check_indices(c, "indices", c.dims("x")[axis]), axis=axis))
 
 
 def _embedding_lookup(c: LoweredCall) -> None:
-    c.keep(c.node("Gather", c.stored("values"), _checked(c, "lookups", c.dims("values")[0]), axis=0))
+    c.keep(c.node("Gather", c.stored("values"), _check_indices(c, "lookups", c.dims("values")[0]), axis=0))
 
 
 def _fill(c: LoweredCall) -> None:
@@ -233,22 +233,22 @@ def _channel_shuffle(c: LoweredCall) -> None:
     apart = (*dims[:axis], groups, dims[axis] // groups, *dims[axis + 1 :])
     axes = list(range(len(apart)))
     axes[axis], axes[axis + 1] = axis + 1, axis
-    c.keep(c.reshaped(c.transposed(c.reshaped(c.stored("x"), apart), axes), dims))
+    c.keep(c.reshape(c.transpose(c.reshape(c.stored("x"), apart), axes), dims))
 
 
 def _move_blocks(c: LoweredCall) -> None:
     nchw = bool(c.integer("nchw", 0))
-    x = c.transposed(c.stored("x"), _TO_NHWC) if nchw else c.stored("x")
+    x = c.transpose(c.stored("x"), _TO_NHWC) if nchw else c.stored("x")
     dims, out = c.dims("x"), c.outputs[0]
     if nchw:
         dims, out = (tuple(shape[i] for i in _TO_NHWC) for shape in (dims, out))
     if c.count("pads"):
         pads = [(0, 0), *pad_widths(c, 2), (0, 0)]
-        x = _padded(c, x, pads, c.operand("x").zero_point)
+        x = _append_pad(c, x, pads, c.operand("x").zero_point)
         dims = tuple(size + sum(pad) for size, pad in zip(dims, pads, strict=True))
     apart, axes = block_axes(c, dims)
-    moved = c.reshaped(c.transposed(c.reshaped(x, apart), axes), out)
-    c.keep(c.transposed(moved, _TO_NCHW) if nchw else moved)
+    moved = c.reshape(c.transpose(c.reshape(x, apart), axes), out)
+    c.keep(c.transpose(moved, _TO_NCHW) if nchw else moved)
 
 
 def _pick_places(c: LoweredCall, value: str, axis: int, places: Array) -> str:
@@ -328,7 +328,7 @@ def _transpose_conv(c: LoweredCall) -> None:
 def _fully_connected(c: LoweredCall) -> None:
     size = c.dims("filter")[1]
     x = c.real("x")
-    x = x if c.dims("x") == (c.outputs[0][0], size) else c.reshaped(x, (-1, size))
+    x = x if c.dims("x") == (c.outputs[0][0], size) else c.reshape(x, (-1, size))
     c.give(c.node("Gemm", x, c.real("filter"), _bias(c), transB=1), halves=False)
 
 
@@ -354,27 +354,27 @@ def _l2_pool(c: LoweredCall) -> None:
 # -- along axes -------------------------------------------------------------------------------------------------------
 
 
-def _reduced(c: LoweredCall, kind: str, value: str, axes: Sequence[int]) -> str:
+def _reduce(c: LoweredCall, kind: str, value: str, axes: Sequence[int]) -> str:
     """Reduce over axes; without axes, return the values unchanged."""
     return c.node(kind, value, c.array(axes), keepdims=1) if axes else value
 
 
 def _reduction_in_double(kind: str, c: LoweredCall) -> None:
     axes = c.axes("axes", len(c.dims("x")))
-    found = c.cast(_reduced(c, kind, c.cast(c.real("x"), np.float64), axes), np.float32)
-    c.give(c.reshaped(found, c.outputs[0]))
+    found = c.cast(_reduce(c, kind, c.cast(c.real("x"), np.float64), axes), np.float32)
+    c.give(c.reshape(found, c.outputs[0]))
 
 
 def _extreme(kind: str, c: LoweredCall) -> None:
     axes = c.axes("axes", len(c.dims("x")))
     is_half = c.data_type is _F16
-    found = c.reshaped(_reduced(c, kind, c.real("x") if is_half else c.stored("x"), axes), c.outputs[0])
+    found = c.reshape(_reduce(c, kind, c.real("x") if is_half else c.stored("x"), axes), c.outputs[0])
     (c.give if is_half else c.keep)(found)
 
 
 def _all_or_any(kind: str, c: LoweredCall) -> None:
     axes = c.axes("axes", len(c.dims("x")))
-    c.keep(c.reshaped(_reduced(c, kind, c.cast(c.truth("x"), np.uint8), axes), c.outputs[0]))
+    c.keep(c.reshape(_reduce(c, kind, c.cast(c.truth("x"), np.uint8), axes), c.outputs[0]))
 
 
 def _numbers(c: LoweredCall) -> str:
@@ -387,7 +387,7 @@ def _numbers(c: LoweredCall) -> str:
 def _argument(kind: str, c: LoweredCall) -> None:
     axis = c.axis("axis", len(c.dims("x")))
     found = c.node(kind, _numbers(c), axis=axis, keepdims=0)
-    c.keep(c.cast(c.reshaped(found, c.outputs[0]), np.int32))
+    c.keep(c.cast(c.reshape(found, c.outputs[0]), np.int32))
 
 
 def _topk(c: LoweredCall) -> None:

@@ -33,7 +33,7 @@ from ..elements import element_type
 from ..encoded import Bytes
 from .functions import inner_graphs
 from .graph import FILES_OF_MODELS, About, Graph, SessionSettings, build_session, open_session
-from .importer import all_tensors, parse, serialised
+from .importer import all_tensors, parse, serialise
 from .library import messages
 
 FORMAT = 11
@@ -116,12 +116,12 @@ def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: Sessio
     """
     nbytes = len(data) + sum(content.nbytes for content in files.values())
     _require_room(3 * nbytes + _SPARE)
-    contents, blob = _optimised(replace(model, operand_values=b"", pools=()), data, files, settings)
+    contents, blob = _optimise(replace(model, operand_values=b"", pools=()), data, files, settings)
     load_graph(contents, blob.data, settings)  # ONNX Runtime cannot read every graph that it writes.
     return msgspec.msgpack.encode(contents), blob
 
 
-def _optimised(
+def _optimise(
     model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
 ) -> tuple[Contents, Bytes]:
     """Let ONNX Runtime write its optimised graph of a model; return it without the large tensors."""
@@ -143,7 +143,7 @@ def _optimised(
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # From version 4 on, an initializer need not be an input.
     tensors, blob = _take_apart(proto, raw)
-    return Contents(model, about, serialised(proto), tensors, raw.nbytes), blob
+    return Contents(model, about, serialise(proto), tensors, raw.nbytes), blob
 
 
 def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:

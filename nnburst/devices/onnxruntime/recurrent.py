@@ -20,10 +20,10 @@ _LIMITS: dict[int, tuple[float, float | None]] = {1: (0, None), 2: (-1, 1), 3: (
 _LAYER_NORM_EPSILON = 1e-8
 
 
-def _activated(c: LoweredCall, value: str) -> str:
+def _activate(c: LoweredCall, value: str) -> str:
     code = c.integer("activation")
     if code in _LIMITS:
-        return c.clipped(value, *_LIMITS[code])
+        return c.clip(value, *_LIMITS[code])
     if code in (4, 6):
         return c.node("Tanh" if code == 4 else "Sigmoid", value)
     if code:
@@ -31,7 +31,7 @@ def _activated(c: LoweredCall, value: str) -> str:
     return value
 
 
-def _joined(c: LoweredCall, names: Sequence[str]) -> str:
+def _join(c: LoweredCall, names: Sequence[str]) -> str:
     return c.node("Concat", *map(c.real, names), axis=0) if len(names) > 1 else c.real(names[0])
 
 
@@ -46,12 +46,12 @@ def _product(c: LoweredCall, x: str, weights: str, *sums: str) -> str:
 def rnn(c: LoweredCall) -> None:
     """Lower RNN, whose state is its output."""
     sums = _product(c, c.real("prev"), c.real("r"), _product(c, c.real("x"), c.real("w"), c.real("b")))
-    found = _activated(c, sums)
+    found = _activate(c, sums)
     c.give(found, 0)
     c.give(found, 1)
 
 
-def _normalised(c: LoweredCall, x: str) -> str:
+def _normalise(c: LoweredCall, x: str) -> str:
     """Normalise each row to mean 0 and variance 1."""
     wide, axes = c.cast(x, np.float64), c.array([-1])
     centred = c.node("Sub", wide, c.node("ReduceMean", wide, axes))
@@ -64,8 +64,8 @@ def lstm(c: LoweredCall) -> None:
     """Lower LSTM. Its first output is scratch space of other implementations, here zeros."""
     gates = _GATES if c.given("w_in") else _GATES[1:]
     cell, normalises = c.real("prev_cell"), c.given("n_out")
-    bias = [] if normalises else [_joined(c, [f"b_{gate}" for gate in gates])]
-    weights, loops = (_joined(c, [f"{kind}_{gate}" for gate in gates]) for kind in "wr")
+    bias = [] if normalises else [_join(c, [f"b_{gate}" for gate in gates])]
+    weights, loops = (_join(c, [f"{kind}_{gate}" for gate in gates]) for kind in "wr")
     sums = _product(c, c.real("prev_out"), loops, _product(c, c.real("x"), weights, *bias))
     parts = dict(zip(gates, c.nodes(len(gates), "Split", sums, axis=1, num_outputs=len(gates)), strict=True))
 
@@ -74,17 +74,17 @@ def lstm(c: LoweredCall) -> None:
         if seen and c.given(f"p_{name}"):
             z = c.node("Add", z, c.node("Mul", seen, c.real(f"p_{name}")))
         if normalises:
-            z = c.node("Add", c.node("Mul", _normalised(c, z), c.real(f"n_{name}")), c.real(f"b_{name}"))
-        return _activated(c, z) if name == "cell" else c.node("Sigmoid", z)
+            z = c.node("Add", c.node("Mul", _normalise(c, z), c.real(f"n_{name}")), c.real(f"b_{name}"))
+        return _activate(c, z) if name == "cell" else c.node("Sigmoid", z)
 
     def clip(value: str, name: str) -> str:
         limit = abs(c.number(name))
-        return c.clipped(value, -limit, limit) if limit else value
+        return c.clip(value, -limit, limit) if limit else value
 
     forget = gate("forget", cell)
     entering = gate("in", cell) if "in" in gates else c.node("Sub", c.array(1, np.float32), forget)
     cell = clip(c.node("Add", c.node("Mul", forget, cell), c.node("Mul", entering, gate("cell"))), "cell_clip")
-    out = c.node("Mul", gate("out", cell), _activated(c, cell))
+    out = c.node("Mul", gate("out", cell), _activate(c, cell))
     if c.given("proj"):
         out = _product(c, out, c.real("proj"), *([c.real("proj_bias")] if c.given("proj_bias") else []))
         out = clip(out, "proj_clip")
@@ -97,8 +97,8 @@ def svdf(c: LoweredCall) -> None:
     """Lower SVDF. Each filter stores its last results: the newest takes the last place, then all move by one."""
     batch, rank = c.dims("x")[0], c.integer("rank")
     filters, memory = c.dims("w_time")
-    newest = c.reshaped(_product(c, c.real("x"), c.real("w_feature")), (batch, filters, 1))
-    state = c.reshaped(c.real("prev"), (batch, filters, memory))
+    newest = c.reshape(_product(c, c.real("x"), c.real("w_feature")), (batch, filters, 1))
+    state = c.reshape(c.real("prev"), (batch, filters, memory))
     ends, axes = c.array([memory]), c.array([2])
     if memory > 1:
         before = c.node("Slice", state, c.array([0]), c.array([memory - 1]), axes)
@@ -108,9 +108,9 @@ def svdf(c: LoweredCall) -> None:
     else:
         state, moved = newest, c.array(np.zeros((batch, filters, 1)), np.float32)
     seen = c.node("ReduceSum", c.node("Mul", state, c.real("w_time")), axes, keepdims=0)
-    found = c.node("ReduceSum", c.reshaped(seen, (batch, filters // rank, rank)), axes, keepdims=0)
-    c.give(c.reshaped(moved, c.outputs[0]))
-    c.give(_activated(c, c.node("Add", found, c.real("b")) if c.given("b") else found), 1)
+    found = c.node("ReduceSum", c.reshape(seen, (batch, filters // rank, rank)), axes, keepdims=0)
+    c.give(c.reshape(moved, c.outputs[0]))
+    c.give(_activate(c, c.node("Add", found, c.real("b")) if c.given("b") else found), 1)
 
 
 # -- sequences --------------------------------------------------------------------------------------------------------
@@ -124,15 +124,15 @@ def _cell_activation(c: LoweredCall) -> str:
 
 
 def _state(c: LoweredCall, name: str) -> str:
-    return c.reshaped(c.real(name), (1, *c.dims(name)))
+    return c.reshape(c.real(name), (1, *c.dims(name)))
 
 
 def _whole(c: LoweredCall, names: Sequence[str]) -> str:
     """Concatenate inputs to one tensor for one direction."""
-    return c.node("Unsqueeze", _joined(c, names), c.array([0]))
+    return c.node("Unsqueeze", _join(c, names), c.array([0]))
 
 
-def _fed(
+def _feed(
     c: LoweredCall, kind: str, count: int, *inputs: str, kinds: list[str], units: int, backward: bool
 ) -> tuple[str, list[str]]:
     """Append the ONNX node of a sequence; return the outputs [t, b, u] and the last states [b, u]."""
@@ -150,7 +150,7 @@ def _rnn_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[st
     bias = c.node("Concat", c.real("b" + suffix), c.array(np.zeros(units), np.float32), axis=0)
     weights, loops = (_whole(c, [name + suffix]) for name in "wr")
     inputs = (x, weights, loops, c.node("Unsqueeze", bias, c.array([0])), "", _state(c, "prev" + suffix))
-    return _fed(c, "RNN", 1, *inputs, kinds=kinds, units=units, backward=backward)
+    return _feed(c, "RNN", 1, *inputs, kinds=kinds, units=units, backward=backward)
 
 
 def _lstm_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[str, list[str]]:
@@ -168,13 +168,13 @@ def _lstm_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[s
         raise GeneralFailure("a sequence of cells with some peepholes is not lowered")
     inputs = [x, weights, loops, both, "", _state(c, "prev_out" + suffix), _state(c, "prev_cell" + suffix)]
     inputs += [_whole(c, peepholes)] if all(found) else []
-    every, (out, cell) = _fed(c, "LSTM", 2, *inputs, kinds=kinds, units=units, backward=backward)
+    every, (out, cell) = _feed(c, "LSTM", 2, *inputs, kinds=kinds, units=units, backward=backward)
     return every, [out, cell]
 
 
 def _in_time(c: LoweredCall, value: str) -> str:
     """Move the axis of steps to the front, or back again."""
-    return value if c.integer("time_major") else c.transposed(value, (1, 0, 2))
+    return value if c.integer("time_major") else c.transpose(value, (1, 0, 2))
 
 
 def _give(c: LoweredCall, values: Sequence[str]) -> None:

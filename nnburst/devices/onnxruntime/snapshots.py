@@ -46,7 +46,7 @@ _FLOATS = frozenset((1, 10, 11, 16, 17, 18, 19, 20))
 """ONNX's numbers of floating-point types."""
 
 
-def copied_always(element: ElementType) -> bool:
+def must_copy(element: ElementType) -> bool:
     """Return True if elements of a type may be indices, sizes or conditions."""
     return element.name in _INDEX_TYPES
 

@@ -33,7 +33,7 @@ def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelS
             values = out
 
 
-def quantised(steps: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
+def quantise(steps: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
     """Quantise real values, given as multiples of the scale: round halves away from zero, then clip."""
     low, high = activation_limits(operand, code)
     return np.asarray(np.clip(round_half_away(steps) + operand.zero_point, low, high))
@@ -44,7 +44,7 @@ def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[A
     codes = np.arange(256, dtype=np.uint8).view(operand_info(source.type).dtype or np.uint8)
     with np.errstate(all="ignore"):
         real = function(_decode_into(codes, source, np.empty(256)))
-        return quantised(real / target.scale, target).astype(operand_info(target.type).dtype)
+        return quantise(real / target.scale, target).astype(operand_info(target.type).dtype)
 
 
 class KernelCall(OperationView):
@@ -183,9 +183,7 @@ class KernelCall(OperationView):
         code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
         if operand_info(operand.type).is_quantised:
             buffer = self.scratch(out.shape, np.float64)
-            self._tail.append(
-                lambda: np.copyto(out, quantised(buffer * (1.0 / operand.scale), operand, code), "unsafe")
-            )
+            self._tail.append(lambda: np.copyto(out, quantise(buffer * (1.0 / operand.scale), operand, code), "unsafe"))
             return buffer
         buffer = out if out.dtype == np.float32 else self.scratch(out.shape, np.float32)
         self._tail += clamping(buffer, *activation_limits(operand, code), buffer)

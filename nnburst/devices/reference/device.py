@@ -32,7 +32,7 @@ class ReferenceDevice(LocalDevice):
             return f"the device does not have the extension {names.get(operation.type >> 16)}"
         if operation.type not in RUNS:
             return "it is not built"
-        missing = {inner.type for inner in _reached(model, operation)} - RUNS
+        missing = {inner.type for inner in _reachable_operations(model, operation)} - RUNS
         return f"{', '.join(sorted(map(operation_name, missing)))} in a subgraph of it is not built" if missing else ""
 
     def compile(self, model: Model) -> ReferencePreparedModel:
@@ -41,14 +41,14 @@ class ReferenceDevice(LocalDevice):
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
         """Write the model and its constants; see `LocalDevice.save`."""
         assert isinstance(prepared, ReferencePreparedModel)
-        return self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
+        return self._cache.save(files, prepared.pack, compiled=prepared.fingerprint)
 
     def restore(self, cache_key: bytes, entry: VerifiedEntry) -> ReferencePreparedModel:
         """Restore a model without validating it; see `LocalDevice.restore`."""
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
 
-def _reached(model: Model, operation: Operation) -> Iterator[Operation]:
+def _reachable_operations(model: Model, operation: Operation) -> Iterator[Operation]:
     """Yield the operations of all subgraphs that an operation refers to, directly or not."""
     seen, todo = set(), [(model.main, operation)]
     while todo:

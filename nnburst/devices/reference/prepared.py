@@ -56,7 +56,7 @@ class ReferencePreparedModel(LocalModel):
         prepared.model = model
         return prepared
 
-    def packed(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
+    def pack(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
         """Return the contents of the model file and the data file; None for a model of several subgraphs.
 
         The model file is the model as MessagePack, which cannot contain code; the data file has the constants.

@@ -34,7 +34,7 @@ def infer_same_shape(view: OperationView) -> Outputs:
     return like_data(view, view.dims("x"))
 
 
-def added(view: OperationView, size: int, more: int) -> int:
+def add(view: OperationView, size: int, more: int) -> int:
     """Return size + more, or 0 if the size is not known yet."""
     return 0 if view.partial and size == 0 else size + more
 

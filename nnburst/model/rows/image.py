@@ -12,7 +12,7 @@ from ..operation_types import OperationType
 from ..operation_view import OperationView, Signature
 from ..signature import signature
 from ..window import image_dims
-from .common import FLOAT_QUANT8, FLOAT_QUANT8_LATE, LATE_FLOAT_QUANT8, Outputs, added, like_data
+from .common import FLOAT_QUANT8, FLOAT_QUANT8_LATE, LATE_FLOAT_QUANT8, Outputs, add, like_data
 from .shape import pad_widths
 
 
@@ -21,7 +21,7 @@ def _like_image(view: OperationView, batch: int, height: int, width: int, channe
     return like_data(view, (batch, channels, height, width) if nchw else (batch, height, width, channels))
 
 
-def _divided(what: str, size: int, by: int) -> int:
+def _divide(what: str, size: int, by: int) -> int:
     if size % by:
         raise InvalidArgument(f"{what} {size} is no multiple of {by}")
     return size // by
@@ -29,12 +29,12 @@ def _divided(what: str, size: int, by: int) -> int:
 
 def _infer_depth_to_space(view: OperationView) -> Outputs:
     (b, h, w, c, _), block = image_dims(view), view.integer("block", least=1)
-    return _like_image(view, b, h * block, w * block, _divided("depth", c, block * block))
+    return _like_image(view, b, h * block, w * block, _divide("depth", c, block * block))
 
 
 def _infer_space_to_depth(view: OperationView) -> Outputs:
     (b, h, w, c, _), block = image_dims(view), view.integer("block", least=1)
-    return _like_image(view, b, _divided("height", h, block), _divided("width", w, block), c * block * block)
+    return _like_image(view, b, _divide("height", h, block), _divide("width", w, block), c * block * block)
 
 
 def _block(view: OperationView) -> tuple[int, int]:
@@ -46,14 +46,14 @@ def _block(view: OperationView) -> tuple[int, int]:
 
 def _infer_batch_to_space(view: OperationView) -> Outputs:
     (b, h, w, c, _), (down, right) = image_dims(view), _block(view)
-    return _like_image(view, _divided("batch", b, down * right), h * down, w * right, c)
+    return _like_image(view, _divide("batch", b, down * right), h * down, w * right, c)
 
 
 def _infer_space_to_batch(view: OperationView) -> Outputs:
     (b, h, w, c, _), (down, right) = image_dims(view), _block(view)
     (top, bottom), (left, right_pad) = pad_widths(view, 2)
-    height = _divided("padded height", added(view, h, top + bottom), down)
-    width = _divided("padded width", added(view, w, left + right_pad), right)
+    height = _divide("padded height", add(view, h, top + bottom), down)
+    width = _divide("padded width", add(view, w, left + right_pad), right)
     return _like_image(view, b * down * right, height, width, c)
 
 
@@ -76,7 +76,7 @@ def _infer_resize(view: OperationView) -> Outputs:
     return _like_image(view, b, sizes[0], sizes[1], c)
 
 
-def _moved(form: str, infer: Callable[[OperationView], Outputs]) -> Signature:
+def _move(form: str, infer: Callable[[OperationView], Outputs]) -> Signature:
     return signature(f"{form} [nchw:bool@1.2]", FLOAT_QUANT8, infer, "out:T=x")
 
 
@@ -89,10 +89,10 @@ _FLAGS = "[align_corners:bool@1.3 [half_pixel:bool]]"
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
-    _O.BATCH_TO_SPACE_ND: _moved("x/4:T block/1:I32", _infer_batch_to_space),
-    _O.DEPTH_TO_SPACE: _moved("x/4:T block:i32", _infer_depth_to_space),
+    _O.BATCH_TO_SPACE_ND: _move("x/4:T block/1:I32", _infer_batch_to_space),
+    _O.DEPTH_TO_SPACE: _move("x/4:T block:i32", _infer_depth_to_space),
     _O.RESIZE_BILINEAR: _resize(FLOAT_QUANT8_LATE, f"[nchw:bool@1.2 {_FLAGS}]"),
     _O.RESIZE_NEAREST_NEIGHBOR: _resize(LATE_FLOAT_QUANT8, f"nchw:bool {_FLAGS}"),
-    _O.SPACE_TO_BATCH_ND: _moved("x/4:T block/1:I32 pads/2:I32", _infer_space_to_batch),
-    _O.SPACE_TO_DEPTH: _moved("x/4:T block:i32", _infer_space_to_depth),
+    _O.SPACE_TO_BATCH_ND: _move("x/4:T block/1:I32 pads/2:I32", _infer_space_to_batch),
+    _O.SPACE_TO_DEPTH: _move("x/4:T block:i32", _infer_space_to_depth),
 }

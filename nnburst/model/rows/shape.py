@@ -13,7 +13,7 @@ from .common import (
     LATE_FLOAT_INT_QUANT8,
     LATE_FLOAT_QUANT8,
     Outputs,
-    added,
+    add,
     infer_same_shape,
     like_data,
     require_equal,
@@ -139,7 +139,7 @@ def pad_widths(view: OperationView, rank: int) -> list[tuple[int, int]]:
 def _infer_pad(view: OperationView) -> Outputs:
     dims = view.dims("x")
     pads = pad_widths(view, len(dims))
-    return like_data(view, tuple(added(view, n, before + after) for n, (before, after) in zip(dims, pads, strict=True)))
+    return like_data(view, tuple(add(view, n, before + after) for n, (before, after) in zip(dims, pads, strict=True)))
 
 
 def _infer_gather(view: OperationView) -> Outputs:

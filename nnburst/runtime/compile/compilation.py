@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..._core.deadline import Deadline, checked_timeout
+from ..._core.deadline import Deadline, check_timeout
 from ..._core.errno import member
 from ..._core.leaving import Closing, OneProcess
-from ...cache.names import checked_cache_key
+from ...cache.names import check_cache_key
 from ...devices.interfaces import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...model.extensions import ImportedModel, ModelMetadata
@@ -165,7 +165,7 @@ class Compilation(OneProcess, Closing):
         self._check_open()
         if not self._has_one_device:
             raise InvalidArgument("a timeout needs a compilation for exactly one device")
-        self._timeout = checked_timeout(seconds)
+        self._timeout = check_timeout(seconds)
 
     def finish(self) -> None:
         """Compile the model. The object counts as finished even if this fails.
@@ -293,7 +293,7 @@ class Compilation(OneProcess, Closing):
         """
         if not isinstance(directory, str | os.PathLike | int) or isinstance(directory, bool):
             raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
-        checked = checked_cache_key(cache_key)
+        checked = check_cache_key(cache_key)
         self._check_open()
         from ...cache.directory import Cache
 
@@ -338,7 +338,7 @@ class Compilation(OneProcess, Closing):
             InvalidArgument: A descriptor is not open, or the cache key does not have 32 bytes.
             BadState: The compilation is finished.
         """
-        checked = checked_cache_key(cache_key)
+        checked = check_cache_key(cache_key)
         self._check_open()
         self._set_cache_source(DescriptorCache(model_fds, data_fds, checked))
 

@@ -82,7 +82,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         """Return the value of encoded bytes, which a peer may still change. Raises `GeneralFailure` if malformed."""
         place = repr(self.name)
         try:
-            return encoded.to_python(encoded.read(encoded.copied(region, place), place))
+            return encoded.to_python(encoded.read(encoded.copy_region(region, place), place))
         except InvalidArgument as error:
             raise GeneralFailure(f"the service did not give a value: {error}") from None
 

@@ -135,7 +135,7 @@ class Runs:
                 aside = False
                 if error is not None:
                     raise error
-            deadline = deadline.postponed(begin)
+            deadline = deadline.postpone(begin)
             return made
 
         execution = permit.execution

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from ..._core.deadline import Deadline
 from ..._core.leaving import Closing
 from ...burst.interfaces import BurstCallback, BurstContext
-from ...cache.names import checked_cache_key
+from ...cache.names import check_cache_key
 from ...cache.reasons import SaveResult
 from ...devices.common import check_preparation
 from ...devices.described import DescribedDevice, DeviceInfo
 from ...devices.fence import Fence
-from ...devices.fenced import FencedExecution, FencedInfo, checked_fences
+from ...devices.fenced import FencedExecution, FencedInfo, check_fences
 from ...devices.interfaces import Buffer, CacheFiles, CompileJob, PreparedModel
 from ...errors import (
     BadState,
@@ -147,7 +147,7 @@ class RemoteDevice(DescribedDevice):
         job = replace(job, deadline_ns=deadline.at_ns)
         wire, fds = model_to_wire(model)
         if job.cache is not None:
-            checked_cache_key(job.cache.cache_key)
+            check_cache_key(job.cache.cache_key)
             cache, cache_fds = cache_to_wire(job.cache)
             fds += cache_fds
             job = replace(job, cache=cache)
@@ -157,7 +157,7 @@ class RemoteDevice(DescribedDevice):
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
         at = self.place()
-        checked_cache_key(cache.cache_key)
+        check_cache_key(cache.cache_key)
         deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
         message = calls.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
@@ -271,7 +271,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         number = self.number
         if on_end is not None:
             raise InvalidArgument("the end of an execution in another process is told by its fence: on_end is not used")
-        fences = checked_fences(wait_for, duration_ns)
+        fences = check_fences(wait_for, duration_ns)
         wire, fds = request_to_wire(request)
         message = calls.ExecuteFenced(number, wire, options, len(fences), duration_ns)
         fds += [fence.fileno() for fence in fences]

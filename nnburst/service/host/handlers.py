@@ -17,7 +17,7 @@ from ..._core.errno import check
 from ...burst.cancellation import under_token
 from ...burst.interfaces import BurstCallback, BurstContext
 from ...burst.server.group import FlowQueue
-from ...cache.names import checked_cache_key
+from ...cache.names import check_cache_key
 from ...cache.reasons import CacheRejected
 from ...cache.sealed_copy import check_fd
 from ...devices.deadline import earlier
@@ -26,7 +26,7 @@ from ...devices.fence import Fence
 from ...devices.fenced import FencedExecution
 from ...devices.interfaces import Buffer, Device, PreparedModel
 from ...devices.named import NamedDevice
-from ...devices.resilient import checked_model
+from ...devices.resilient import check_model
 from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
 from ...memory.memory import Memory
 from ...memory.staging import check_pools
@@ -141,9 +141,9 @@ def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle)
         if job.cache is not None:
             cache = marshal.cache_from_wire(job.cache, fds)
             call.enter_context(FdBundle(cache.fds))
-            checked_cache_key(cache.cache_key)
+            check_cache_key(cache.cache_key)
             job = replace(job, cache=cache)
-        prepared = checked_model(device, device.prepare_model(model, job))
+        prepared = check_model(device, device.prepare_model(model, job))
         result = prepared.cache_result
         counted = ("models", "compiled", "saved") if result is not None and result.saved else ("models", "compiled")
         label = _label(prepared, device, message.model)
@@ -156,13 +156,13 @@ def on_prepare_model_from_cache(
 ) -> calls.PrepareModelReply:
     """Restore a model from cache files; the connection owns it."""
     device = client.device(message.device)
-    checked_cache_key(message.cache.cache_key)
+    check_cache_key(message.cache.cache_key)
     cache = marshal.cache_from_wire(message.cache, fds)
     with client.limited(), FdBundle(cache.fds), contextlib.ExitStack() as owned:
         try:  # private copies are charged like mappings
             nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
             owned.enter_context(client.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
-            prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
+            prepared = check_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
         except CacheRejected:
             if client.host.page is not None:
                 client.host.page.service.count("rejected")

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from msgspec.structs import replace
 
-from ..._core.deadline import Deadline, checked_timeout
+from ..._core.deadline import Deadline, check_timeout
 from ..._core.errno import meaning, one_of, system
 from ..._core.fds import FdSet, ready
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
-from ...devices.registry import checked_names
+from ...devices.registry import check_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
@@ -94,8 +94,8 @@ def start_child(
     Raises:
         ResourceExhausted: The system has no free descriptor, process or thread.
     """
-    limit = checked_timeout(timeout)
-    names = checked_names(devices)
+    limit = check_timeout(timeout)
+    names = check_names(devices)
     quotas = {} if quotas is None else quotas
     Quotas().changed(quotas)
     one_of(sandbox, "sandbox", get_args(SandboxMode))
@@ -202,7 +202,7 @@ def is_of_functions(device: str) -> bool:
 
 
 def _longest(name: str, seconds: float | None) -> float | None:
-    if (longest := checked_timeout(seconds)) == 0:
+    if (longest := check_timeout(seconds)) == 0:
         raise InvalidArgument(f"{name}={seconds!r}: give the seconds that it may take, above 0, or None")
     return longest
 

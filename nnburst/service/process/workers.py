@@ -399,7 +399,7 @@ class WorkerPool:
     def bury(self, worker: Worker) -> None:
         """Hand no more clients to a worker. If it is the shared one, start another."""
         if self._remove(worker):
-            self._pauses.setdefault(worker.uid, Backoff()).ended(time.monotonic() - worker.born)
+            self._pauses.setdefault(worker.uid, Backoff()).begin_pause(time.monotonic() - worker.born)
             if worker.key is None:
                 self._start_later(None)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....errors import GeneralFailure
 from ....model.types import Array
-from ..call import KernelCall, quantised
+from ..call import KernelCall, quantise
 
 _HARD, _LINEAR = 0, 1
 
@@ -21,7 +21,7 @@ def _overlaps(box: Array, others: Array) -> Array:
     return np.asarray(np.divide(common, area, out=np.zeros_like(common), where=area > 0))
 
 
-def _suppressed(
+def _suppress(
     scores: Array, boxes: Array, decay: Callable[[Array], Array], least: float, most: int
 ) -> list[tuple[int, float]]:
     """Take the best box repeatedly until scores are below `least`; other scores decay with the overlap.
@@ -47,7 +47,7 @@ def _hard(threshold: float) -> Callable[[Array], Array]:
     return lambda overlap: (overlap < threshold).astype(np.float64)
 
 
-def _transformed(regions: Array, deltas: Array, size: Array) -> Array:
+def _transform(regions: Array, deltas: Array, size: Array) -> Array:
     """Move and scale regions [n, 4] by deltas [n, 4 classes], and clip them to images of `size` (height, width)."""
     parts = deltas.reshape(len(deltas), -1, 4)
     extent = (regions[:, 2:] - regions[:, :2])[:, None]
@@ -79,7 +79,7 @@ def bbox_transform(call: KernelCall) -> None:
             raise GeneralFailure("a batch index names no image")
         if not (regions[:, :2] <= regions[:, 2:]).all():
             raise GeneralFailure("a region has negative size")
-        return _transformed(regions, deltas, sizes[owners])
+        return _transform(regions, deltas, sizes[owners])
 
     call.compute(function, *(call.array(name) for name in ("roi", "delta", "image", "batch")))
 
@@ -89,7 +89,7 @@ def _place_measured(call: KernelCall, results: list[Array]) -> None:
     for which, real in enumerate(results):
         call.place(which, real.shape)
         operand, out = call.output(which), call.out(which)
-        out[...] = quantised(real / operand.scale, operand) if operand.scale else real
+        out[...] = quantise(real / operand.scale, operand) if operand.scale else real
 
 
 def box_with_nms_limit(call: KernelCall) -> None:
@@ -112,7 +112,7 @@ def box_with_nms_limit(call: KernelCall) -> None:
             corners = boxes[able, 4 * kind : 4 * kind + 4]
             mine += [
                 (image, kind, score, int(able[index]))
-                for index, score in _suppressed(scores[able, kind], corners, decay, least, -1)
+                for index, score in _suppress(scores[able, kind], corners, decay, least, -1)
             ]
         if 0 <= most < len(mine):
             mine = sorted(mine, key=lambda row: -row[2])[:most]
@@ -142,11 +142,11 @@ def generate_proposals(call: KernelCall) -> None:
     for image, size in enumerate(sizes):
         score = scores[image].reshape(-1)
         order = np.argsort(-score, kind="stable")[: before if before > 0 else None]
-        boxes = _transformed(regions[order], deltas[image].reshape(-1, 4)[order], size)
+        boxes = _transform(regions[order], deltas[image].reshape(-1, 4)[order], size)
         extent, centre = boxes[:, 2:] - boxes[:, :2], (boxes[:, 2:] + boxes[:, :2]) / 2
         large = (extent > smallest).all(1) & (centre < size[::-1]).all(1)
         able, boxes = score[order][large], boxes[large]
-        taken = [index for index, _ in _suppressed(able, boxes, _hard(iou), -np.inf, after if after > 0 else -1)]
+        taken = [index for index, _ in _suppress(able, boxes, _hard(iou), -np.inf, after if after > 0 else -1)]
         for part, values in zip(kept, (able[taken], boxes[taken], np.full(len(taken), image)), strict=True):
             part.append(values)
     _place_measured(call, [np.concatenate(part) for part in kept])
@@ -164,14 +164,14 @@ def detection_postprocessing(call: KernelCall) -> None:
         found = []
         for kind in range(1, scores.shape[1]):
             able = np.flatnonzero(scores[:, kind] > threshold)
-            taken = _suppressed(scores[able, kind], boxes[able], _hard(iou), -np.inf, each)
+            taken = _suppress(scores[able, kind], boxes[able], _hard(iou), -np.inf, each)
             found += [(score, kind, int(able[index])) for index, score in taken]
         return sorted(found, key=lambda row: -row[0])
 
     def of_best_class(scores: Array, boxes: Array) -> list[tuple[float, int, int]]:
         best = scores[:, 1:].max(1)
         able = np.flatnonzero(best > threshold)
-        taken = [int(able[index]) for index, _ in _suppressed(best[able], boxes[able], _hard(iou), -np.inf, most)]
+        taken = [int(able[index]) for index, _ in _suppress(best[able], boxes[able], _hard(iou), -np.inf, most)]
         found = []
         for index in taken:
             for kind in np.argsort(-scores[index, 1:], kind="stable")[:classes] + 1:

@@ -14,8 +14,8 @@ import numpy as np
 
 from ....model.types import Array
 from ....model.window import Axis, WindowGeometry, transposed_axes, window_geometry
-from ..call import KernelCall, quantised
-from .windows import as_nhwc, padded, windows
+from ..call import KernelCall, quantise
+from .windows import as_nhwc, pad_image, windows
 
 _COLUMNS_BYTES = 4 << 20
 """Size in bytes from which the unfolded image of a convolution is made piece by piece."""
@@ -31,7 +31,7 @@ def _store(call: KernelCall, sums: Callable[[], Array], nchw: bool = False) -> N
     channels, out = call.channel_scales("filter"), as_nhwc(call.out(), nchw)
     scales = filter_.scale if channels is None else np.array(channels[0])
     factor = call.operand("x").scale * scales / operand.scale
-    call.do(lambda: np.copyto(out, quantised((sums() + bias) * factor, operand, code), "unsafe"))
+    call.do(lambda: np.copyto(out, quantise((sums() + bias) * factor, operand, code), "unsafe"))
 
 
 def fully_connected(call: KernelCall) -> None:
@@ -43,7 +43,7 @@ def fully_connected(call: KernelCall) -> None:
 
 def _windows(call: KernelCall, g: WindowGeometry) -> Array:
     """Return the windows of the centred image in NHWC, which is padded with zeros."""
-    return windows(padded(call, as_nhwc(call.centred("x"), g.nchw), g), g)
+    return windows(pad_image(call, as_nhwc(call.centred("x"), g.nchw), g), g)
 
 
 def conv_2d(call: KernelCall) -> None:
@@ -104,14 +104,14 @@ def transpose_conv_2d(call: KernelCall) -> None:
     def sums() -> Array:
         dense, total = np.ascontiguousarray(image), np.zeros((g.batch, g.height.out, g.width.out, co), image.dtype)
         for i, j in np.ndindex(fh, fw):
-            (rows, to_rows), (columns, to_columns) = _reached(g.height, i), _reached(g.width, j)
+            (rows, to_rows), (columns, to_columns) = _reach(g.height, i), _reach(g.width, j)
             total[:, to_rows, to_columns] += dense[:, rows, columns] @ matrices[i, j]
         return total
 
     _store(call, sums, g.nchw)
 
 
-def _reached(axis: Axis, tap: int) -> tuple[slice, slice]:
+def _reach(axis: Axis, tap: int) -> tuple[slice, slice]:
     """Return the image elements whose product with a filter element lies in the result, and its places there."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))

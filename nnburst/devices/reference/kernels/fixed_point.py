@@ -24,7 +24,7 @@ def to_16_bits(values: Array) -> Array:
     return np.clip(values, -(2**15), 2**15 - 1)
 
 
-def divided(values: Array, digits: int) -> Array:
+def divide(values: Array, digits: int) -> Array:
     """Divide by 2^digits, rounding halves away from zero; negative `digits` multiply."""
     if digits <= 0:
         return values << -digits
@@ -32,19 +32,19 @@ def divided(values: Array, digits: int) -> Array:
     return np.where(values >= 0, (values + half) >> digits, -((half - values) >> digits))
 
 
-def scaled(values: Array, factor: float) -> Array:
+def multiply(values: Array, factor: float) -> Array:
     """Multiply 32-bit integers by a factor in two rounding steps: by its 31-bit fraction, then by a power of 2."""
     fraction, exponent = math.frexp(factor)
-    return _multiplied(values, round(fraction * 2**31), exponent)
+    return _multiply(values, round(fraction * 2**31), exponent)
 
 
-def _multiplied(values: Array, multiplier: Any, exponent: int) -> Array:
+def _multiply(values: Array, multiplier: Any, exponent: int) -> Array:
     """Return values x multiplier / 2^31 x 2^exponent."""
     product = (values << max(exponent, 0)) * multiplier
-    return divided((product + (1 << 30)) >> 31, max(-exponent, 0))
+    return divide((product + (1 << 30)) >> 31, max(-exponent, 0))
 
 
-def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
+def normalise(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
     """Normalise each row to mean 0 and variance 1 with 10 digits after the point; multiply by weights, add bias.
 
     Args:
@@ -61,11 +61,11 @@ def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array
     means = np.sign(sums) * (np.abs(sums) * 1024 // count)
     variances = np.maximum((squares * (2**20 // count) - np.square(means)) >> 20, 0)
     rows = [
-        _multiplied(1024 * row - mean, *_inverse_root(int(variance) or max(1, int(10_000 * scale))))
+        _multiply(1024 * row - mean, *_inverse_root(int(variance) or max(1, int(10_000 * scale))))
         for row, mean, variance in zip(gates, means, variances, strict=True)
     ]
     product = np.stack(rows) * weights + bias
-    return to_16_bits(scaled(np.sign(product) * ((np.abs(product) + 512) >> 10), scale * 2**12))
+    return to_16_bits(multiply(np.sign(product) * ((np.abs(product) + 512) >> 10), scale * 2**12))
 
 
 def _inverse_root(variance: int) -> tuple[int, int]:
@@ -90,8 +90,8 @@ def _exp_near_zero(a: Array) -> Array:
     """Return exp(a) for -1/4 <= a < 0, from four terms of the series around -1/8."""
     x, around = a + _constant(1 / 8), _constant(math.exp(-1 / 8))
     square = times(x, x)
-    third_and_fourth = times(divided(times(square, square), 2) + times(square, x), _constant(1 / 3))
-    return np.asarray(np.minimum(around + times(around, x + divided(third_and_fourth + square, 1)), _ONE))
+    third_and_fourth = times(divide(times(square, square), 2) + times(square, x), _constant(1 / 3))
+    return np.asarray(np.minimum(around + times(around, x + divide(third_and_fourth + square, 1)), _ONE))
 
 
 def _exp(a: Array, whole: int) -> Array:

@@ -8,7 +8,7 @@ from ....model.types import Array
 from ....model.window import WindowGeometry, window_geometry
 from ...common import activation_limits
 from ..call import KernelCall, clamping
-from .windows import as_nhwc, padded, windows
+from .windows import as_nhwc, pad_image, windows
 
 
 def _geometry(call: KernelCall) -> WindowGeometry:
@@ -20,7 +20,7 @@ def max_pool_2d(call: KernelCall) -> None:
     g, out = _geometry(call), call.out()
     image = as_nhwc(call.array("x"), g.nchw)
     lowest = -np.inf if image.dtype.kind == "f" else np.iinfo(image.dtype).min
-    call.do(np.max, windows(padded(call, image, g, lowest), g), (3, 4), as_nhwc(out, g.nchw))
+    call.do(np.max, windows(pad_image(call, image, g, lowest), g), (3, 4), as_nhwc(out, g.nchw))
     for step in clamping(out, *activation_limits(call.output(), call.integer("act")), out):
         call.do(step)
 
@@ -39,7 +39,7 @@ def _cells(g: WindowGeometry) -> Array:
 
 
 def _mean(call: KernelCall, image: Array, g: WindowGeometry, out: Array) -> None:
-    call.do(np.sum, windows(padded(call, image, g), g), (3, 4), None, out)
+    call.do(np.sum, windows(pad_image(call, image, g), g), (3, 4), None, out)
     call.do(np.divide, out, _cells(g).astype(out.dtype), out)
 
 

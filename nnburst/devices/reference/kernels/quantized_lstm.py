@@ -10,7 +10,7 @@ import numpy as np
 from ....errors import InvalidArgument
 from ....model.types import Array
 from ..call import KernelCall
-from .fixed_point import divided, normalised, scaled, sigmoid, tanh, times, to_16_bits
+from .fixed_point import divide, multiply, normalise, sigmoid, tanh, times, to_16_bits
 
 _GATES = ("in", "forget", "cell", "out")
 
@@ -48,11 +48,11 @@ def quantized_16bit_lstm(call: KernelCall) -> None:
 
         def gate(name: str) -> Array:
             z = row @ np.concatenate([i[f"r_{name}"], i[f"w_{name}"]], 1).T + i[f"b_{name}"]
-            return to_16_bits(scaled(z, factors[name]))
+            return to_16_bits(multiply(z, factors[name]))
 
-        added = divided(times(sigmoid(gate("in")), tanh(gate("cell"))), 4)
+        added = divide(times(sigmoid(gate("in")), tanh(gate("cell"))), 4)
         cell = to_16_bits(added + times(sigmoid(gate("forget")), i["prev_cell"]))
-        result = divided(times(sigmoid(gate("out")), tanh(to_16_bits(cell << 1))), 8)
+        result = divide(times(sigmoid(gate("out")), tanh(to_16_bits(cell << 1))), 8)
         cell_out[...] = cell
         out[...] = np.clip(result, -128, 127) + 128
 
@@ -87,22 +87,22 @@ def quantized_lstm(call: KernelCall) -> None:
 
         def gate(name: str, seen: Array | None) -> Array:
             bias, norm = i[f"b_{name}"], norms[name]
-            z = scaled(i["x"] @ i[f"w_{name}"].T + (0 if norm else bias), factors[f"w_{name}"])
-            z = to_16_bits(to_16_bits(z) + scaled(i["prev_out"] @ i[f"r_{name}"].T, factors[f"r_{name}"]))
+            z = multiply(i["x"] @ i[f"w_{name}"].T + (0 if norm else bias), factors[f"w_{name}"])
+            z = to_16_bits(to_16_bits(z) + multiply(i["prev_out"] @ i[f"r_{name}"].T, factors[f"r_{name}"]))
             if seen is not None and f"p_{name}" in i:
-                z = to_16_bits(z + scaled(seen * i[f"p_{name}"], factors[f"p_{name}"]))
-            return normalised(z, i[f"n_{name}"], bias, norm) if norm else z
+                z = to_16_bits(z + multiply(seen * i[f"p_{name}"], factors[f"p_{name}"]))
+            return normalise(z, i[f"n_{name}"], bias, norm) if norm else z
 
         cell = i["prev_cell"]
         forget = sigmoid(gate("forget", cell))
         entering = sigmoid(gate("in", cell)) if "w_in" in i else 2**15 - 1 - forget
-        fresh = divided(entering * tanh(gate("cell", None)), 30 - cell_digits)
-        cell = np.clip(divided(forget * cell, 15) + fresh, *cell_clip)
+        fresh = divide(entering * tanh(gate("cell", None)), 30 - cell_digits)
+        cell = np.clip(divide(forget * cell, 15) + fresh, *cell_clip)
         shown = sigmoid(gate("out", cell)) * tanh(cell, 15 - cell_digits)
-        hidden = np.clip(scaled(shown, 2.0**-30 / hidden_scale) + hidden_zero, -128, 127)
+        hidden = np.clip(multiply(shown, 2.0**-30 / hidden_scale) + hidden_zero, -128, 127)
         if "proj" in i:
             z = (hidden - hidden_zero) @ i["proj"].T + i.get("proj_bias", 0)
-            z = scaled(z, hidden_scale * projection / before.scale) + before.zero_point
+            z = multiply(z, hidden_scale * projection / before.scale) + before.zero_point
             hidden = np.clip(np.clip(z, -128, 127), *proj_clip)
         for array, values in zip(outs, (hidden, cell, hidden), strict=True):
             array[...] = values

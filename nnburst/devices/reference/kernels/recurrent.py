@@ -41,7 +41,7 @@ def _activation(call: KernelCall) -> Function:
     return ACTIVATIONS[code]
 
 
-def normalised(x: Array) -> Array:
+def normalise(x: Array) -> Array:
     """Normalise each row to mean 0 and variance 1."""
     centred = x - x.mean(-1, keepdims=True)
     return np.asarray(centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + _LAYER_NORM_EPSILON))
@@ -119,7 +119,7 @@ def _lstm_cell(call: KernelCall, suffix: str = "") -> _Cell:
             if seen is not None and f"p_{key}" in i:
                 z = z + seen * i[f"p_{key}"]
             if f"n_{key}" in i:
-                z = normalised(z) * i[f"n_{key}"]
+                z = normalise(z) * i[f"n_{key}"]
             return z + i[f"b_{key}"]
 
         forget = sigmoid(gate("forget", cell))

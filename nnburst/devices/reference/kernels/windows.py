@@ -16,7 +16,7 @@ def as_nhwc(array: Array, nchw: bool) -> Array:
     return array.transpose(0, 2, 3, 1) if nchw else array
 
 
-def padded(call: KernelCall, image: Array, g: WindowGeometry, filler: Any = 0) -> Array:
+def pad_image(call: KernelCall, image: Array, g: WindowGeometry, filler: Any = 0) -> Array:
     """Return an image in NHWC; with padding, a copy with `filler` around it, which a step fills."""
     h, w = g.height, g.width
     if h.is_plain and w.is_plain:
