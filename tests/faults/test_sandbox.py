@@ -307,7 +307,7 @@ def test_services_make_no_call_that_is_refused(tmp_path: Path) -> None:
         tests=str(ROOT / "tests"), cache=str(tmp_path / "cache"), model=str(tmp_path / "scaling.onnx")
     )
     trace = tmp_path / "trace"
-    status = calls["traced"]([sys.executable, "-c", program], trace)
+    status = calls["trace_command"]([sys.executable, "-c", program], trace)
     if not trace.stat().st_size:
         pytest.skip("nothing can be traced here")
     assert status == 0, "the program has failed, perhaps before it made all calls"
