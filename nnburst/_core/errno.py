@@ -165,7 +165,8 @@ def member(kind: type[E], value: object, what: str) -> E:
 def one_of(value: T, what: str, words: Collection[object]) -> T:
     """Return a value that is one of the words; `InvalidArgument` that names them for any other value."""
     if not isinstance(value, str | tuple) or value not in words:
-        raise InvalidArgument(f"{what}={value!r}; choose {' or '.join(map(repr, words))}")
+        *others, last = map(repr, words)
+        raise InvalidArgument(f"{what}={value!r}; choose {', '.join(others)} or {last}")
     return value
 
 
