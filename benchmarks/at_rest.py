@@ -35,7 +35,7 @@ def family() -> list[Path]:
 
 
 def wakes(folders: list[Path]) -> int:
-    """Return how often the threads of processes have stopped to wait."""
+    """Return the number of times that threads of these processes have stopped to wait."""
     files = [file for folder in folders for file in folder.glob("task/*/status")]
     return sum(int(file.read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]) for file in files)
 

@@ -33,7 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 F32, Q8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
 RNG = np.random.default_rng(1)
 BLOCK_NS = 5_000_000
-"""Least nanoseconds of a series of runs."""
+"""Minimum nanoseconds of a series of runs."""
 LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
 """Channels and stride of each pair of convolutions in a MobileNet."""
 

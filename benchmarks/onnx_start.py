@@ -25,7 +25,7 @@ import nnburst
 RANDOM = ("bvlc_alexnet", "vgg19")
 """Networks that are also measured with random weights in their files."""
 LEAST = {"densenet121": 2.0, "inception_v2": 2.0, "resnet50": 1.3} | {f"{name}, random": 2.0 for name in RANDOM}
-"""Least ratio of the time to open without the cache to the time with it; 1 for networks not listed."""
+"""Minimum ratio of the time to open without the cache to the time with it; 1 for networks not listed."""
 _TRIES = 4
 """Sessions to open before measuring: the device may decline to cache a model three times before that is final."""
 

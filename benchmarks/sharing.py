@@ -4,11 +4,11 @@
 in separate processes, and exits with 1 if a limit is missed:
 
 * ``priority``: the 99th percentile of the runs of a HIGH client, one every 2 ms, while LOW clients, two for each
-  processor, run as fast as they can: at most twice that of the same client alone, and one execution of LOW.
+  processor, run as fast as they can: at most twice that of the same client alone plus one execution of LOW.
 * ``share quick``, ``share slow``: each of two equal clients gets 45 to 55 % of the runs.
 * ``hang``: the runs of a client while as many runs of others hang as there are processors. The 99th percentile of all,
-  and the longest of the three after the others began to hang: at most the 99th percentile without the others,
-  and one execution.
+  and the longest of the three after the others began to hang: at most the 99th percentile without the others plus one
+  execution.
 
 Compared cases are measured in turns, and the percentiles are medians over the turns. The time of one execution, which
 others may have to wait for, is the 99th percentile inside the service, because other programs interrupt executions,

@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from .model.types import ExecutionPreference, Priority
 
 OnDeath = Literal["raise", "restart"]
-"""Behaviour of calls after the death of the service: `nnburst.Session`."""
+"""Behaviour of calls after the death of the service; see `nnburst.Session`."""
 OnError = Literal["raise", "return"]
-"""Treatment of one input's exception: `nnburst.Session.run_many`."""
+"""Treatment of one input's exception; see `nnburst.Session.run_many`."""
 SandboxMode = Literal["strict", "on", "off"]
-"""Sandbox of a service process: `nnburst.launch`."""
+"""Sandbox of a service process; see `nnburst.launch`."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
-"""Lowest level that is logged: `nnburst.launch`."""
+"""Lowest level that is logged; see `nnburst.launch`."""
 RealTimePolicy = Literal["fifo", "rr"]
-"""The policy of the option ``scheduler``: `nnburst.launch`."""
+"""The policy of the option ``scheduler``; see `nnburst.launch`."""
 PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
-"""The goal of a device's optimisation: `nnburst.Session`."""
+"""The goal of a device's optimisation; see `nnburst.Session`."""
 PriorityName = Literal["low", "medium", "high"]
-"""Rank of a session's waiting runs in a shared service: `nnburst.Session`."""
+"""Rank of a session's waiting runs in a shared service; see `nnburst.Session`."""
 ActivationName = Literal["relu", "relu1", "relu6"]
-"""The function that is fused with an operation: `nnburst.ModelBuilder`."""
+"""The function that is fused with an operation; see `nnburst.ModelBuilder`."""
 TensorLayout = Literal["NHWC", "NCHW"]
-"""The order of an image's dimensions: `nnburst.ModelBuilder`."""
+"""The order of an image's dimensions; see `nnburst.ModelBuilder`."""
 PaddingName = Literal["same", "valid"]
-"""The rows and columns that are added to an image: `nnburst.ModelBuilder`."""
+"""The rows and columns that are added to an image; see `nnburst.ModelBuilder`."""
 ImageFormat = Literal[
     "RGB",
     "BGR",
@@ -48,11 +48,11 @@ ImageFormat = Literal[
     "I420",
     "YV12",
 ]
-"""Pixel format of an image: `nnburst.Memory.hardware_buffer`."""
+"""Pixel format of an image; see `nnburst.Memory.hardware_buffer`."""
 FlavourName = Literal["synchronized", "unsynchronized"]
-"""Number of readers, and outcome of a write that does not fit: `nnburst.fmq.MessageQueue`."""
+"""Number of readers, and outcome of a write that does not fit; see `nnburst.fmq.MessageQueue`."""
 QueueLayout = Literal["lines", "stamped", "compat"]
-"""Placement of a queue's counters: `nnburst.fmq.MessageQueue`."""
+"""Placement of a queue's counters; see `nnburst.fmq.MessageQueue`."""
 
 
 class SessionKeywords(TypedDict, total=False):

@@ -78,7 +78,7 @@ class Verdict:
 
 
 def verdicts(results: Mapping[str, Result], others: float = 0.0) -> list[Verdict]:
-    """Compare a run with the budget, by the median over the rounds of the ratio within each round.
+    """Compare a run with the budget. Ratios are medians of the ratios within each round.
 
     Args:
         results: The rows.

@@ -36,7 +36,7 @@ def _model() -> Model:
 
 @contextmanager
 def _own_state(directory: str) -> Iterator[None]:
-    """Keep key and trust store of the service out of the user's home."""
+    """Keep the service's key and trust store out of the user's home."""
     name = "NNBURST_STATE_DIR"
     before = os.environ.get(name)
     os.environ[name] = os.path.join(directory, "state")

@@ -16,7 +16,7 @@ class Backoff:
         self._pause = self._not_before = 0.0
 
     def begin_pause(self, lived: float) -> None:
-        """Begin a pause after a process has ended that lived for `lived` seconds."""
+        """Begin a pause after the end of a process that lived for `lived` seconds."""
         self._pause = _FIRST if lived > LONGEST or not self._pause else min(2 * self._pause, LONGEST)
         self._not_before = time.monotonic() + self._pause
 

@@ -36,7 +36,7 @@ class Deadline(Struct, frozen=True):
     def after(cls, seconds: float | None = None) -> Deadline:
         """Return the deadline of a wait that begins now; never later than the deadline of an enclosing `call`.
 
-        None is no limit.
+        None means no limit.
         """
         limit, ambient = limit_ns(seconds), _ambient.get()
         return cls(time.monotonic_ns() + limit if seconds else limit).sooner(ambient) if limit else ambient

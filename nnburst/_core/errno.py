@@ -100,7 +100,7 @@ def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = 
         special: Exceptions for errnos with a special meaning in this call.
 
     Raises:
-        NNBurstError: `rc` is negative; `GeneralFailure` unless the errno has a better match.
+        NNBurstError: `rc` is negative: a `GeneralFailure` unless the errno has a better match.
     """
     if rc >= 0:
         return rc
@@ -139,7 +139,7 @@ def is_real(value: object) -> bool:
 
 
 def whole(value: object, what: str, unit: str = "") -> int:
-    """Return a whole number of Python or NumPy as an int; `InvalidArgument` for any other value."""
+    """Return a whole number of Python or NumPy as an int. Raises `InvalidArgument` for any other value."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -147,7 +147,7 @@ def whole(value: object, what: str, unit: str = "") -> int:
 
 
 def flag(value: object, what: str) -> bool:
-    """Return a bool of Python or NumPy, or a number, as a bool; `InvalidArgument` for anything else."""
+    """Return a bool of Python or NumPy, or a number, as a bool. Raises `InvalidArgument` for anything else."""
     if not isinstance(value, int | np.bool_):
         raise InvalidArgument(f"{what} is True or False, not {type(value).__name__}")
     return bool(value)
@@ -163,7 +163,7 @@ def member(kind: type[E], value: object, what: str) -> E:
 
 
 def one_of(value: T, what: str, words: Collection[object]) -> T:
-    """Return a value that is one of the words; `InvalidArgument` that names them for any other value."""
+    """Return a value if it is one of the words. Otherwise raises `InvalidArgument`, which names the words."""
     if not isinstance(value, str | tuple) or value not in words:
         *others, last = map(repr, words)
         raise InvalidArgument(f"{what}={value!r}; choose {', '.join(others)} or {last}")
@@ -171,7 +171,7 @@ def one_of(value: T, what: str, words: Collection[object]) -> T:
 
 
 def keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Have `function` name its nearest keyword for one that it does not have, and all for a value without a keyword."""
+    """Wrap a function so that its errors name keywords: the nearest to an unknown one, all for a value without one."""
     code, name = function.__code__, function.__qualname__.removesuffix(".__init__")
     known = [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
     known += SessionKeywords.__annotations__ if "options" in function.__annotations__ else ()

@@ -70,7 +70,7 @@ class FdSet:
 
     @classmethod
     def made(cls, call: Callable[..., int], *args: Any) -> Self:
-        """Return the owner of a descriptor that a function in C makes, or of its negative errno; raises as `system`.
+        """Return an owner of the descriptor that a function in C returns. Raises like `system` for a negative errno.
 
         An interrupt cannot come between the descriptor and its owner.
         """
@@ -102,7 +102,7 @@ class FdSet:
         return copies
 
     def _open(self) -> tuple[Any, ...]:
-        """Return an object that keeps the descriptors open if another thread closes the set; `BadState` if closed."""
+        """Return an object that keeps the descriptors open if another thread closes the set. Raises `BadState`."""
         owned = tuple(self._owned)
         if self.closed:
             raise BadState("the file descriptors are closed; duplicate them before closing their owner")
@@ -110,11 +110,11 @@ class FdSet:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors, still owned by this object; `BadState` if the set is closed."""
+        """The descriptors, still owned by this object. Raises `BadState` if the set is closed."""
         return tuple(map(_number, self._open()))
 
     def copy(self) -> Self:
-        """Return a set of copies; `BadState` if this set is closed. Another thread may close it meanwhile."""
+        """Return a set of copies. Raises `BadState` if this set is closed. Another thread may close it meanwhile."""
         owned = self._open()  # `owned` keeps them open until this method returns.
         return self.duplicate(map(_number, owned))
 

@@ -5,8 +5,8 @@ stopped. So nothing is asked of a file before its file system is known, not even
 
 * Memory and ``/dev/shm`` are known by their seals; the kernel asks no file system for those.
 * Other files are found by the id of their mount in this process's own list of mounts, again without asking.
-* Only what another mount namespace or the kernel itself mounted is asked for its magic number. For a client of
-  another user the kernel answers that by itself, also for FUSE.
+* Only a file system that another mount namespace or the kernel itself mounted is asked for its magic number. For a
+  client of another user the kernel answers that by itself, also for FUSE.
 
 An overlay does not show the file systems below it, and any user can mount one on FUSE in a namespace of their own. The
 administrator of this process has made the overlays in its own list of mounts, as in a container: they are trusted like

@@ -8,8 +8,8 @@ Four verbs, which mean the same everywhere:
 * ``abandon`` is for objects that a forked child inherits: its copies are dropped, the originals stay with the parent.
 
 **Time.** `Deadline.call` gives one deadline to all that a function waits for, however deep. Leaving takes `LEAVING`
-seconds at most. Each release may take them; after a release without an answer in time, a connection does not wait for
-others until that answer comes. So closing many objects waits only once for a service that does not answer. After a
+seconds at most. Each release may take as long; after a release without an answer in time, a connection does not wait
+for others until that answer comes. So closing many objects waits only once for a service that does not answer. After a
 deadline has passed, the same peer is never waited for: `forget`.
 
 **Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any

@@ -29,7 +29,7 @@ def start(thread: threading.Thread, what: str) -> None:
     """Start a thread; `what` names the work that needs it, in error messages.
 
     Raises:
-        BadState: gevent or eventlet would make it a greenlet, which does not run while another thread waits in C.
+        BadState: gevent or eventlet would start a greenlet, which does not run while another thread waits in C.
         ResourceExhausted: The system has no thread for it.
     """
     for module, name in _PATCHED:

@@ -9,7 +9,7 @@ import stat
 from ..errors import InvalidArgument
 
 _LEAST = 16
-"""Least length of a token in characters: a shorter one can be guessed."""
+"""Minimum length of a token in characters: a shorter one can be guessed."""
 
 
 class Tokens:

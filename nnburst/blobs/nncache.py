@@ -63,9 +63,9 @@ class NNCache:
         A second call without `terminate` keeps the limits that are in use.
 
         Args:
-            max_key: Most bytes of a key.
-            max_value: Most bytes of a value.
-            max_total: Most bytes of all keys and values together.
+            max_key: Maximum bytes of a key.
+            max_value: Maximum bytes of a value.
+            max_total: Maximum bytes of all keys and values together.
             policy: Entries to drop first when the cache is full, ``"random"`` or ``"lru"`` (least recently used); and
                 the amount. ``"halve"``: down to half of the limit; a new entry that still does not fit is dropped.
                 ``"fit"``: just as much as the new entry needs. ``"fit_halve"``: down to half of the limit, and further

@@ -37,9 +37,9 @@ class BlobCache:
     """A table of bytes by key. Only for one thread at a time; `NNCache` is thread-safe.
 
     Args:
-        max_key: Most bytes of a key.
-        max_value: Most bytes of a value.
-        max_total: Most bytes of all keys and values together.
+        max_key: Maximum bytes of a key.
+        max_value: Maximum bytes of a value.
+        max_total: Maximum bytes of all keys and values together.
         policy: The rules of eviction.
     """
 
@@ -58,8 +58,8 @@ class BlobCache:
     def set(self, key: bytes, value: bytes) -> None:
         """Store a value. Does nothing if key, value or both together are empty or too large.
 
-        The old value stays if the new one is too large. Later values may evict the new
-        one; under the capacity "halve" it may be dropped at once.
+        The old value stays if the new one is too large. Later values may evict the new one; under the capacity "halve"
+        it may be dropped at once.
         """
         if not (0 < len(key) <= self.max_key and 0 < len(value) <= self.max_value):
             return

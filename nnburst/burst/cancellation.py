@@ -29,7 +29,7 @@ It raises `ResourceExhausted` beyond the quota. Any thread may call both functio
 """
 
 _LEAST_CHARGE = 1 << 16
-"""Least bytes to charge at a time."""
+"""Minimum bytes to charge at a time."""
 
 
 class CancelToken:

@@ -29,9 +29,9 @@ class BurstCallback(abc.ABC):
         flow_queue: Queue of the group that serves the burst; None for a listener thread of its own.
         loop_timeout_ns: The client's limit for each WHILE of a run, in nanoseconds; 0 for the default.
         max_run: Seconds that a run may take; None for no limit. A longer run is ended if its kernel supports that.
-        bell: Socket to ring for answers that the client awaits in an event loop, still the callback's; None: it cannot
-            await. To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result
-            channel says so (docs/WIRE.md).
+        bell: Socket to ring for answers that the client awaits in an event loop, owned by the callback; None if the
+            client cannot await. To ring means to send one byte without waiting (``MSG_DONTWAIT``) when the event word
+            of the result channel says so (docs/WIRE.md).
         account: Account of its requests' working memory; None if it is not counted.
     """
 

@@ -74,7 +74,7 @@ class Header(Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, size: int) -> Header:
-        """Read the header of a file of `size` bytes; `CacheRejected` if it is damaged or of another version."""
+        """Read the header of a file of `size` bytes. Raises `CacheRejected` if it is damaged or of another version."""
         if size < overhead() or len(raw) < HEADER_SIZE:
             raise CacheRejected(CacheReason.BAD_LENGTH if size else CacheReason.DIRTY, f"a file of {size} bytes")
         (magic, version, state, kind, index, count, cipher, length, payload, stored, *rest) = _FORMAT.unpack(
@@ -130,7 +130,7 @@ class Opening:
             self._context.authenticate_additional_data(chunk)
 
     def finish(self, code: bytes) -> None:
-        """Compare the authentication codes, before the payload is used; `CacheRejected` if they differ."""
+        """Compare the authentication codes, before the payload is used. Raises `CacheRejected` if they differ."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -102,9 +102,9 @@ class DeviceCache:
             model, data: Contents of the files.
             model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
             fingerprint: 32 bytes of the model, or empty.
-            staged: The client publishes the files and calls `confirm`; until then older files stay valid, too.
+            staged: True if the client publishes the files and calls `confirm`; until then older files stay valid, too.
             place: The directory where the client keeps the entry: see `place_of`. Its older files become invalid.
-            encrypt: Write the payloads encrypted.
+            encrypt: True to encrypt the payloads.
         """
         started = time.perf_counter()
         try:

@@ -36,7 +36,7 @@ _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
 """Largest size of the file `declined` in bytes; after that it begins anew."""
 _DOWN_TO = 0.8
-"""Part of an exceeded limit down to which eviction goes, so that not every save evicts."""
+"""Fraction of an exceeded limit at which eviction stops, so that not every save evicts."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -210,7 +210,7 @@ class Cache:
 
     @property
     def path(self) -> str:
-        """The directory; `CacheRejected` if there is none (see `default_cache_directory`)."""
+        """The directory. Raises `CacheRejected` if there is none (see `default_cache_directory`)."""
         if self._nowhere is not None:
             raise self._nowhere
         return self._root
@@ -355,7 +355,7 @@ class Cache:
             remove_tree(staging, name)
 
     def remove(self, entry: str, generation: str) -> int:
-        """Remove a generation and return its bytes; leave it and return -1 if it is in use."""
+        """Remove a generation and return its size in bytes; if it is in use, leave it and return -1."""
         held = self._lock(entry, "pub", shared=False)
         if held is None:
             return -1
@@ -417,7 +417,7 @@ class Cache:
     # ---- looking -----------------------------------------------------------------------------------------------
 
     def entries(self) -> list[EntryInfo]:
-        """Return all entries; `CacheRejected` if they cannot be listed."""
+        """Return all entries. Raises `CacheRejected` if they cannot be listed."""
         found = []
         try:
             with self.place("objects") as objects:

@@ -31,17 +31,17 @@ _REASONS = {
 
 
 def default_cache_directory() -> Path:
-    """Return ``NNBURST_CACHE_DIR``, or the directory below the user's cache home; `CacheRejected` without a home."""
+    """Return ``NNBURST_CACHE_DIR`` or a directory in the user's cache home. Raises `CacheRejected` if there is none."""
     return _own_directory("NNBURST_CACHE_DIR") or _xdg_directory("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
 
 
 def default_state_directory() -> Path:
-    """Return ``NNBURST_STATE_DIR``, or the directory below the user's state home; `CacheRejected` without a home."""
+    """Return ``NNBURST_STATE_DIR`` or a directory in the user's state home. Raises `CacheRejected` if there is none."""
     return _own_directory("NNBURST_STATE_DIR") or _xdg_directory("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
 
 
 def _own_directory(variable: str) -> Path | None:
-    """Return the path in an environment variable; None in a privileged process, where another user set it."""
+    """Return the path in an environment variable; None in a privileged process, whose variables another user set."""
     given = os.environ.get(variable)
     return Path(given) if given and os.getuid() == os.geteuid() else None
 
@@ -72,7 +72,7 @@ def reason_of(error: OSError) -> CacheReason:
 
 
 def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
-    """Open a directory of this user; `CacheRejected` if others may write to it."""
+    """Open a directory of this user. Raises `CacheRejected` if others may write to it."""
     if create:
         make_directories(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -102,7 +102,7 @@ def _check(fd: int, name: str) -> int:
 
 
 def open_file(parent: int, name: str) -> int:
-    """Open an existing file for reading and writing; `CacheRejected` for a link or a file that others may write."""
+    """Open a file for reading and writing. Raises `CacheRejected` for a link, or a file that others may write."""
     fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
     status = os.fstat(fd)
     ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
@@ -180,7 +180,7 @@ def open_in(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
 
 
 def remove_tree(parent: int, name: str) -> int:
-    """Remove a directory and the files in it, without following links; return the bytes that were in it."""
+    """Remove a directory and the files in it, without following links; return its size in bytes."""
     freed = 0
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent)

@@ -19,7 +19,7 @@ _PIECE = 4 << 20
 
 
 def check_cache_key(cache_key: object) -> bytes:
-    """Return a cache key as bytes; `InvalidArgument` if it is not 32 bytes. Zeros are a valid key."""
+    """Return a cache key as bytes. Raises `InvalidArgument` if it is not 32 bytes. Zeros are a valid key."""
     if not isinstance(cache_key, bytes | bytearray | memoryview) or len(bytes(cache_key)) != _KEY_SIZE:
         what = f"{len(cache_key)} bytes" if isinstance(cache_key, bytes | bytearray) else type(cache_key).__name__
         raise InvalidArgument(f"a cache key is {_KEY_SIZE} bytes, not {what}; hashlib.sha256(...).digest() makes one")

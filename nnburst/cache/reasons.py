@@ -49,7 +49,7 @@ class CacheReason(enum.StrEnum):
     OTHER_CIPHER = "OTHER_CIPHER"
     """The entry is encrypted and the client asked for a plain one, or the reverse."""
     NO_STORE = "NO_STORE"
-    """The trust store cannot be used, or it or the entries have no directory."""
+    """The trust store cannot be used, or there is no directory for it or for the entries."""
     DEADLINE = "DEADLINE"
     BUSY = "BUSY"
     """Another process is writing this entry."""

@@ -43,7 +43,7 @@ def check_fd(fd: int) -> os.stat_result:
 
 
 def place_of(fd: int) -> bytes:
-    """Return an identity for a client's directory of entries. Each directory has newest generations of its own.
+    """Return the identity of a client's directory of entries. Each directory has its own newest generations.
 
     The identity comes from the file system, so a client can only name a directory that it can open.
 

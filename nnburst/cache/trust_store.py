@@ -45,7 +45,7 @@ class MasterKey:
 
     @classmethod
     def open(cls, directory: int) -> MasterKey:
-        """Read the key of a state directory, or make one; `CacheRejected` if other users may read the file."""
+        """Read the key of a state directory, or make one. Raises `CacheRejected` if other users may read the file."""
         if _KEY not in os.listdir(directory):
             with _lock_directory(directory):
                 if _KEY not in os.listdir(directory):  # Another process may have made the key meanwhile.
@@ -140,12 +140,12 @@ class TrustStore:
                 _replace(place, _EPOCH, epoch)
 
     def records(self, cache_key: bytes, device: str) -> list[EntryRecord]:
-        """Return the valid generations of an entry; `CacheRejected` if another program has changed their file."""
+        """Return the valid generations of an entry. Raises `CacheRejected` if another program changed their file."""
         with self._open(device, writing=False) as (place, key):
             return _read(place, key, entry_name(cache_key))
 
     def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
-        """Record a generation. A live one replaces all others of its entry and place."""
+        """Record a generation. A live generation replaces all others of its entry and place."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):

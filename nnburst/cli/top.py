@@ -83,7 +83,7 @@ class _Watched:
         """The time of the last report, and the processor time used until then, by process."""
 
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
-        """Return a report of each service. With `rates`, it has rates since the last report."""
+        """Return a report of each service; with `rates`, the reports have rates since the last ones."""
         from ..errors import DeviceUnavailable
         from ..watch._report import report
         from ..watch.reader import OF_USER, Viewer, find_services

@@ -117,7 +117,7 @@ def allocate_buffer(
 def with_role(
     place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Merge a buffer's dimensions with those of another role; `InvalidArgument` if they contradict each other."""
+    """Merge a buffer's dimensions with those of another role. Raises `InvalidArgument` if they do not fit."""
     if first is not None and operand.meaning != first.meaning:
         raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
     if dimensions and operand.is_scalar:
@@ -147,7 +147,7 @@ def _find_role(
 
 
 class BoundBuffers:
-    """The buffers of one request, which keeps them alive even if their ids are released."""
+    """The buffers of one request, kept alive even if their ids are released."""
 
     __slots__ = ("_main", "_request", "set")
 

@@ -70,7 +70,7 @@ class DeviceCacheHome:
         self._caches: dict[Path, DeviceCache] = {}
 
     def get(self) -> DeviceCache:
-        """Return the cache; `CacheRejected` if the state directory cannot be used."""
+        """Return the cache. Raises `CacheRejected` if the state directory cannot be used."""
         directory = default_state_directory()
         if directory not in self._caches:
             models, data = self.counts

@@ -63,7 +63,7 @@ def all_extensions(devices: Sequence[Device]) -> tuple[Extension, ...]:
 
 
 def readable_operations(model: Model) -> tuple[bool, ...]:
-    """Return for each operation of the main subgraph True if its constants can be read."""
+    """Return one bool for each operation of the main subgraph: True if its constants can be read."""
     bad = undecodable_pools(model.pools)
 
     def lost(index: int) -> bool:
@@ -105,7 +105,7 @@ def one_operation(
 
 
 def device_of(devices: Iterable[Device], name: str) -> Device:
-    """Return the device of that name; `DeviceUnavailable` if there is none."""
+    """Return the device of that name. Raises `DeviceUnavailable` if there is none."""
     devices = tuple(devices)
     for device in devices:
         if device.name == name:
@@ -117,7 +117,7 @@ def device_of(devices: Iterable[Device], name: str) -> Device:
 def call_by_name(
     name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
 ) -> Model:
-    """Return a model that calls a function of an extension by name: operation 0, with the name of type 0 first."""
+    """Return a model that calls a function of an extension by name: operation 0 gets the name as its first input."""
     code, encoded = extension_code(prefix, 0), name.encode()
     named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
     return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)

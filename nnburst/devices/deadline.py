@@ -1,4 +1,4 @@
-"""Deadlines of calls to a device, in absolute nanoseconds of CLOCK_MONOTONIC; 0 is none."""
+"""Deadlines of calls to a device, in absolute nanoseconds of CLOCK_MONOTONIC; 0 for none."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def earlier(one: int, other: int) -> int:
 
 @contextlib.contextmanager
 def calling_at(deadline_ns: int, call: Callable[[], object]) -> Iterator[None]:
-    """Call a function in another thread at a time of CLOCK_MONOTONIC, unless the with block ends before.
+    """Call a function in another thread at a time of CLOCK_MONOTONIC, unless the with block ends first.
 
     The call may still come just after the block.
 
     Raises:
-        ResourceExhausted: The system has no thread for it.
+        ResourceExhausted: The system has no free thread.
     """
     left = max(0, deadline_ns - time.monotonic_ns()) / 1e9
     timer = threading.Timer(min(left, threading.TIMEOUT_MAX), call)

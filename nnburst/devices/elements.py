@@ -29,7 +29,7 @@ class ElementType(Struct, frozen=True):
     Attributes:
         number: ``TensorProto.DataType``, also the number of the type in the extension.
         name: The word that ONNX Runtime prints in ``tensor(…)``.
-        dtype: NumPy type of an element; for types that NumPy lacks, the integer of the same bits.
+        dtype: NumPy type of an element; for types that NumPy lacks, the integer of the same size.
         tensor: NNAPI type of tensors; None if they have the extension's.
         scalar: NNAPI type of scalars; None if they have the extension's.
         scale: Scale of the NNAPI tensor type.
@@ -73,7 +73,7 @@ _ROWS = (
     ElementType(64, "encoded value", "|u1"),
 )
 ENCODED = _ROWS[-1]
-"""The element of encoded values (see `devices.encoded`), which are no numeric arrays."""
+"""The element of encoded values (see `devices.encoded`), which are not numeric arrays."""
 _WITHIN = (
     ElementType(8, "string", "|u1"),
     ElementType(21, "uint4", "|u1", bits=4, library="uint4"),

@@ -1,8 +1,8 @@
-"""Encoding of values that are no numeric arrays as self-describing bytes, in which they reach a service.
+"""Encoding of values that are not numeric arrays: self-describing bytes, in which they reach a service.
 
 Such values are strings, elements smaller than a byte, sequences, maps, and empty optionals. In a pool, a value is an
 array of bytes. A little-endian word of eight bytes gives its size, including the word; bytes behind it are ignored.
-The others are MessagePack: nil for an optional without a value, else one of the structures below.
+The bytes in between are MessagePack: nil for an optional without a value, else one of the structures below.
 
 Both sides copy the bytes first and then check all of them: another process may have written anything.
 """
@@ -83,7 +83,7 @@ def write(value: Value) -> Bytes:
 
 
 def copy_region(region: Bytes, place: str) -> Bytes:
-    """Return a private copy of a value's bytes in shared memory; `InvalidArgument` if they exceed their region."""
+    """Return a private copy of a value's bytes in shared memory. Raises `InvalidArgument` if they exceed the region."""
     nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
     if not nbytes:
         raise InvalidArgument(f"{place} has no value yet")
@@ -96,7 +96,7 @@ def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) ->
     """Decode bytes, which no other process may be able to change.
 
     Args:
-        count: Called for each tensor before its arrays are made. It may raise to limit them: 7 bytes can be a tensor.
+        count: Called for each tensor before its arrays are made. It may raise to limit tensors: 7 bytes can be one.
 
     Raises:
         InvalidArgument: The bytes are not an encoded value.
@@ -159,7 +159,7 @@ def inner_types(holds: str) -> tuple[str, str]:
 
 
 def numpy_type(holds: str) -> np.dtype[Any]:
-    """Return the NumPy type of a value's arrays; ``object`` for values that are no tensors."""
+    """Return the NumPy type of a value's arrays; ``object`` for values that are not tensors."""
     kind, inner = inner_types(holds)
     if kind != "tensor":
         return np.dtype(object)

@@ -101,7 +101,7 @@ class Fence(Closing):
         return self._state_within(0)
 
     def _state_within(self, milliseconds: int | None) -> FenceState:
-        """Wait until the state is not ``ACTIVE``, or for a time limit (None: none), and return it."""
+        """Wait until the state is not ``ACTIVE``, for `milliseconds` at most, and return it."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         found = poll.poll(milliseconds)
@@ -162,7 +162,7 @@ def _check_kind(fd: int) -> None:
 
 
 class FenceSignal:
-    """The sender of a fence: `set` signals it; if the sender is dropped or its process ends first, that is an error.
+    """The sender of a fence: `set` signals it. If the sender is dropped or dies first, the fence is in error.
 
     As a context manager it puts the fence in error at the end of the block, unless `set` was called.
 

@@ -58,7 +58,7 @@ class FencedExecution(abc.ABC):
 
     @abc.abstractmethod
     def info(self) -> FencedInfo:
-        """Return the outcome; `GeneralFailure` before the end, `DeadObject` if the executing process is gone."""
+        """Return the outcome. Raises `GeneralFailure` before the end, `DeadObject` if the executing process is gone."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
@@ -154,7 +154,7 @@ class LocalFenced(FencedExecution):
         return FencedInfo(status, launched, Timing(timing.time_on_device, (ended - fenced) // 1000))
 
     def _wait(self) -> None:
-        """Wait for all fences; `GeneralFailure` if one is in error or the run is cancelled, or `MissedDeadline`."""
+        """Wait for all fences. Raises `MissedDeadline`, or `GeneralFailure` for a fence in error or a cancelled run."""
         (cancelled,) = self._cancelled.fds
         poll, left = select.poll(), dict(zip(self._fences.fds, range(len(self._fences)), strict=True))
         for fd in (*left, cancelled):

@@ -127,7 +127,7 @@ def declare(
         inputs: Inputs in the order of the function's parameters.
         outputs: Outputs, at least one.
         name: Name for clients, without the ending of a model file; None for the function's name.
-        needs: Rights that the function needs while it runs, beside reading code; the sandbox refuses all others.
+        needs: Rights that the function needs while it runs, besides reading code; the sandbox refuses all others.
 
     Returns:
         A decorator, which returns the function unchanged.
@@ -410,7 +410,7 @@ class _Target:
 
 
 def _region(kind: str, tensor: Tensor, shape: tuple[int, ...], argument: RequestArgument, request: Request) -> Array:
-    """Return the array of an argument; `InvalidArgument` if the region has another size."""
+    """Return the array of an argument. Raises `InvalidArgument` if the region has another size."""
     nbytes = math.prod(shape) * tensor.element.itemsize
     if argument.location.length < nbytes:
         raise InvalidArgument(f"{kind} {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
@@ -474,7 +474,7 @@ def _file(target: str, path: str) -> ModuleType:
 
 
 def declaration_of(function: Callable[..., Any] | SentFunction) -> Declaration:
-    """Return a function's declaration; `AttributeError` if it has none."""
+    """Return a function's declaration. Raises `AttributeError` if it has none."""
     declaration = function.__nnburst__  # type: ignore[union-attr]
     assert isinstance(declaration, Declaration)
     return declaration

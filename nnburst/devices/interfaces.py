@@ -51,7 +51,7 @@ class CacheFiles(Struct, frozen=True):
 
     Attributes:
         model_fds: Open files, as many as the device needs; in a message, their positions among its descriptors.
-        data_fds: Open files, as `model_fds`.
+        data_fds: Open files, like `model_fds`.
         cache_key: 32 bytes that name the entry.
         fingerprint: 32 bytes of the model, to detect a cache key of another model; or empty.
         staged: True if the files become visible later; then the client calls `Device.confirm_cache`.
@@ -133,7 +133,8 @@ class PreparedModel(abc.ABC):
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Prepare a fenced execution before its fences are signalled; return a callable that runs it.
 
-        The default callable calls `execute_synchronously`. It gets the options with the deadline that holds then.
+        The callable gets the run's options, with the deadline that holds then. By default it calls
+        `execute_synchronously`.
 
         Raises:
             InvalidArgument: The request does not fit the model, or leaves dimensions of an output open.
@@ -210,7 +211,7 @@ class PreparedModel(abc.ABC):
         return Ending()
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once when the process that contains this model dies. Returns a function that unlinks.
+        """Call `on_death` once when the process that contains this model dies. Return a function that undoes it.
 
         The default never calls it: a local model cannot outlive its process.
         """
@@ -221,7 +222,7 @@ class PreparedModel(abc.ABC):
 
 
 class Buffer(Closing, abc.ABC):
-    """A driver-managed buffer. Context manager; closing it frees it once no execution uses it.
+    """A driver-managed buffer. Context manager; a closed buffer is freed once no execution uses it.
 
     Attributes:
         timeout: Seconds that a copy may take if the device is in another process; None for no limit. After that the
@@ -279,7 +280,7 @@ class Buffer(Closing, abc.ABC):
 
 
 class Needs(Struct, frozen=True):
-    """The rights that a device needs while it runs models, beside memory and its code.
+    """The rights that a device needs while it runs models, besides memory and its code.
 
     A service process gives up all other rights before its first model. Files that a device opens in its constructor
     stay open.
@@ -340,7 +341,7 @@ class Device(abc.ABC):
 
     @property
     def needs(self) -> Needs:
-        """The rights that the device needs beside memory and code, read after its construction; none by default."""
+        """The rights that the device needs besides memory and code, read after its construction; none by default."""
         return Needs()
 
     @property
@@ -431,7 +432,7 @@ class Device(abc.ABC):
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make staged files, which are visible now, the only valid ones of their entry. Return False if unknown.
+        """Make published staged files the only valid ones of their entry. Return False if they are unknown.
 
         The default is for devices without generations.
         """

@@ -49,7 +49,7 @@ class LocalDevice(Device):
 
     @abc.abstractmethod
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return the reason for which an operation of a valid model cannot be run; empty if it can."""
+        """Return the reason why an operation of a valid model cannot be run; empty if it can be."""
 
     @abc.abstractmethod
     def compile(self, model: Model) -> LocalModel:
@@ -86,7 +86,7 @@ class LocalDevice(Device):
         return tuple(not reason for reason in self._reasons(model))
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """Return `why_not` for each operation of a valid model. A device may override it to look at all together."""
+        """Return `why_not` for each operation of a valid model. A device may override it to judge all at once."""
         return [self.why_not(model, operation) for operation in model.main.operations]
 
     def _reasons(self, model: Model) -> list[str]:

@@ -164,7 +164,7 @@ class SharedModel(WrappedModel):
     """One client's handle to a published model.
 
     Attributes:
-        device: The device that runs it.
+        device: The device that runs the model.
     """
 
     def __init__(self, published: _Published, preference: ExecutionPreference) -> None:

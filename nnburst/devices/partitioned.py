@@ -94,8 +94,8 @@ class PartitionedDevice(Device):
 
         Args:
             supported: Results of `get_supported_operations` of each device, if known.
-            capabilities: Capabilities of each device. If given, the fastest device gets an operation, the first among
-                equals.
+            capabilities: Capabilities of each device. If given, the fastest device gets an operation, or the first of
+                equally fast ones.
 
         Raises:
             InvalidArgument: The model breaks a rule.

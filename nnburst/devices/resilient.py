@@ -37,7 +37,7 @@ def check_device(device: Device) -> None:
 
 
 def check_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
-    """Return a device's prepared model; `GeneralFailure` if the device returned None without an error."""
+    """Return a device's prepared model. Raises `GeneralFailure` if the device returned None without an error."""
     if prepared is None:
         raise GeneralFailure(f"{device.name} gave no prepared model")
     return prepared
@@ -78,7 +78,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def current(self) -> Device:
-        """The connected device; `GeneralFailure` if it has changed since a death, `BadState` after `close`."""
+        """The connected device. Raises `GeneralFailure` if it changed after a death, `BadState` after `close`."""
         if self._closed:
             raise BadState("the device is closed")
         device = self._device
@@ -87,7 +87,7 @@ class ResilientDevice(DescribedDevice):
         return device
 
     def recover(self, failed: Device) -> Device:
-        """Replace a device whose process has died, unless another thread has done so. The new one must be equal."""
+        """Replace a device whose process has died, unless another thread has done so. The new device must be equal."""
         replaced: list[Device] = []
         try:
             with self._lock:

@@ -67,7 +67,7 @@ class Handle:
             lib.nnb_mq_inherit(self.pointer)
 
     def live(self) -> Any:
-        """Return the pointer; `BadState` if the queue is closed."""
+        """Return the pointer. Raises `BadState` if the queue is closed."""
         if self.pointer is None:
             raise BadState("the queue is closed")
         return self.pointer
@@ -97,9 +97,9 @@ def _ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: boo
 class MessageQueue(Closing):
     """A lock-free FIFO in shared memory: one writer, and one reader (or many, if unsynchronized).
 
-    The constructor creates the shared memory; `attach` joins an existing queue. With its first write (read) an object
-    becomes the writer (reader) for good: a second writer is detected as a corrupt counter. After a fork the child's
-    copy may become one anew. Only one thread at a time may use an object.
+    The constructor creates the shared memory; `attach` joins an existing queue. An object's first write (read) makes
+    it the writer (reader) for good; a second writer is detected as a corrupt counter. After a fork, the child's copy
+    starts as neither. Only one thread at a time may use an object.
 
     Args:
         dtype: Element type: any NumPy dtype without object fields, also structured.
@@ -653,7 +653,7 @@ class MemTransaction:
         return np.concatenate(self._range(start, len(self) - start if count is None else count))
 
     def _range(self, start: int, count: int) -> tuple[Elements, Elements]:
-        """Return views of `count` elements in both parts; `InvalidArgument` if the transaction has fewer."""
+        """Return views of `count` elements in both parts. Raises `InvalidArgument` if the transaction has fewer."""
         if start < 0 or count < 0 or start + count > len(self):
             raise InvalidArgument(f"{count} elements at slot {start} exceed a transaction of {len(self)}")
         split, end = len(self.first), start + count

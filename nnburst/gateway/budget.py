@@ -19,7 +19,7 @@ class Budget:
     """Counts requests and their received bytes until they are answered. Only the loop's thread may use it.
 
     Attributes:
-        most_connections: Most connections of each protocol. It leaves the process enough descriptors for itself.
+        most_connections: Maximum number of connections of each protocol, which leaves the process enough descriptors.
     """
 
     def __init__(self, most_requests: int = 1024, most_bytes: int = 1 << 30) -> None:

@@ -43,5 +43,5 @@ class Certificate:
         self._latest = latest
 
     def _present(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Give a new connection the latest context. An old one would keep its certificates for other kinds of key."""
+        """Give a new connection the latest context. The old one would keep certificates for other kinds of key."""
         connection.context = self._latest

@@ -37,11 +37,11 @@ from .tensors import PIECE, convert_aside, text_size, to_wire
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 256 << 20
-"""Most bytes of one message."""
+"""Maximum bytes of one message."""
 _LEAST_PING_MS = 10_000
-"""Least time between two pings of a client that keeps its connection alive."""
+"""Minimum time between two pings of a client that keeps its connection alive."""
 _MOST_STREAMS = 64
-"""Most requests in progress on one connection, so that one client cannot use up the gateway's limit."""
+"""Maximum number of requests in progress on one connection, so that one client cannot use up the gateway's limit."""
 
 (_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
 _POOL = DescriptorPool()  # a private pool, so that a program may also load a client's messages of the same names
@@ -372,7 +372,7 @@ async def serve(
 
 
 async def serve_again(start: Callable[[], Awaitable[Any]]) -> None:
-    """Start a server again whenever grpcio's serving loop ends, as a path that is not UTF-8 raises inside it."""
+    """Start a server again whenever grpcio's serving loop ends: a path that is not UTF-8 raises in that loop."""
     lost, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ async def listen(
     """Start a server at ``HOST:PORT`` (port 0 stands for any free port) or at ``unix:PATH``.
 
     Args:
-        most: Most connections at a time. Beyond that the new connection is reset or, with `ends_oldest`, the oldest.
+        most: Maximum number of connections. Beyond it the new connection is reset or, with `ends_oldest`, the oldest.
         certificate: The certificate for TLS; None for no TLS.
         idle: Seconds that a connection may stay open without sending the head of a request.
 

@@ -12,7 +12,7 @@ from .listen import guard, listen
 from .models import REASONS, ModelCounts
 
 _MOST_CONNECTIONS = 8
-"""Most connections. Any user of the machine may connect, so the oldest connection is reset for a new one."""
+"""Maximum number of connections. Any user of the machine may connect, so the oldest is reset for a new one."""
 _IDLE_S = 5
 
 _US = 1000

@@ -154,7 +154,7 @@ class OpenedModel:
 
 
 class Models:
-    """The named models of a service, for the loop's thread. Calls that may wait for the service run in another.
+    """The named models of a service, for the loop's thread. Calls that may wait for the service run in another thread.
 
     Args:
         address: The service's address, as for `nnburst.connect`.

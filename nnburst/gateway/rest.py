@@ -27,14 +27,14 @@ from .tensors import bytes_of, convert_aside, text_size, to_wire
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
-"""Most bytes of JSON in a request: decoding keeps the interpreter lock, in any thread."""
+"""Maximum bytes of JSON in a request: decoding keeps the interpreter lock, in any thread."""
 _MOST_INFLATED = 16 << 20
-"""Most bytes of a compressed body after it is inflated, which can multiply its size by a thousand."""
+"""Maximum bytes of a compressed body after it is inflated, which can multiply its size by a thousand."""
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
-"""Seconds in which a body must arrive, and the number of received bytes that adds one second."""
+"""Seconds in which a body must arrive, and the number of received bytes that extends this time by one second."""
 _MOST_NUMBERS = 1 << 20
-"""Most numbers in the JSON of an answer: encoding keeps the interpreter lock, too."""
+"""Maximum count of numbers in the JSON of an answer: encoding keeps the interpreter lock, too."""
 _T = TypeVar("_T")
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20
@@ -239,7 +239,7 @@ def _inflated(body: bytearray) -> bytes:
 
 
 def _length(text: str, most: int) -> int:
-    """Return the JSON's length in bytes from a header. Of a number with too many digits, only the first are read."""
+    """Return the JSON's length in bytes from a header. Only the first digits of a long number are read."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) <= most):
         raise InvalidArgument(f"{_HEADER} is {text[:_MOST_DIGITS]!r}, the body has {most} bytes")
     return int(text)

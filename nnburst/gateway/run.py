@@ -1,6 +1,6 @@
 """The gateway process between a service and the network. It is a client of the service, or reads its statistics.
 
-So data from the network never enters a process that runs models.
+Data from the network thus never enters a process that runs models.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
-"""Most elements in one dimension. Checked first, as a product of huge numbers could take hours."""
+"""Maximum number of elements in one dimension. It is checked first, as a product of huge numbers could take hours."""
 _MOST_BYTES = 2 << 30
-"""Most bytes of an input. A sparse region of shared memory costs the client nothing, but costs the gateway memory."""
+"""Maximum bytes of an input. A sparse region of shared memory costs the client nothing, but the gateway memory."""
 _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
-"""Most elements and most bytes of an input of strings, as each string becomes an object."""
+"""Maximum elements and bytes of an input of strings, as each string becomes an object."""
 _BRISK = 1 << 20
-"""Most bytes that the loop's own thread converts, of JSON, strings or single elements."""
+"""Maximum bytes of JSON, strings or single elements that the loop's own thread converts."""
 PIECE = 1 << 14
 """Elements that are converted before another thread may take the interpreter lock."""
 _LENGTH = struct.Struct("<I")
@@ -175,7 +175,7 @@ class ModelTensor:
 
 @lru_cache(maxsize=256)
 def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int:
-    """Return how many elements a client must send for an input."""
+    """Return the number of elements that a client must send for an input."""
     if datatype != tensor.datatype:
         raise InvalidArgument(f"input {tensor.name!r} is {tensor.datatype}, got {datatype or 'no datatype'}")
     if shape and not (len(shape) <= _MOST_DIMENSIONS and min(shape) >= 0 and max(shape) < _MOST_ELEMENTS):

@@ -76,7 +76,7 @@ class MemoryMapping:
 
 
 def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return zeroed private memory as uint8; `ResourceExhausted` if there is not enough."""
+    """Return zeroed private memory as uint8. Raises `ResourceExhausted` if there is not enough."""
     try:
         return np.zeros(nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:
@@ -89,7 +89,7 @@ class MemoryObject(Struct, frozen=True):
     Attributes:
         size: Bytes when it was examined.
         fixed: True if the size cannot change, so that the object may be mapped.
-        can_fail: True if an access may fault all the same: huge pages can run out.
+        can_fail: True if an access may fault although the size is fixed: huge pages can run out.
         dma_buf: True if CPU access must be bracketed, see `sync_dma_buf`.
         writable: True if the descriptor allows a shared writable mapping.
         appends: True if every write goes to the end of the file.

@@ -140,7 +140,7 @@ class ImageLayout(Struct, frozen=True):
 
 
 def format_of(layout: ImageLayout) -> PixelFormat:
-    """Return the format of an image; `InvalidArgument` if its fourcc is unknown."""
+    """Return the format of an image. Raises `InvalidArgument` if its fourcc is unknown."""
     form = _BY_FOURCC.get(layout.fourcc)
     if form is None:
         raise InvalidArgument(
@@ -161,7 +161,7 @@ def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]
 
 
 def check_layout(layout: ImageLayout) -> None:
-    """Refuse a layout that contradicts itself or has an unknown format, with `InvalidArgument`."""
+    """Raise `InvalidArgument` if a layout contradicts itself or has an unknown format."""
     if not isinstance(layout, ImageLayout):
         raise InvalidArgument(f"expected an ImageLayout, got {type(layout).__name__}")
     try:

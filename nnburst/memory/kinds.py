@@ -39,7 +39,7 @@ KINDS = ("ashmem", "mmap_fd", "posix_shm", "hardware_buffer_blob", "hardware_buf
 
 
 def check_handle(handle: MemoryHandle) -> MemoryHandle:
-    """Refuse a handle that contradicts itself, with `InvalidArgument`."""
+    """Raise `InvalidArgument` if a handle contradicts itself."""
     if not isinstance(handle, MemoryHandle):
         raise InvalidArgument(f"expected a MemoryHandle, got {handle!r}")
     kind = handle.kind
@@ -66,7 +66,7 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
 
 
 def check_size(size: int) -> int:
-    """Return a size as an integer; `InvalidArgument` if it is impossible."""
+    """Return a size as an integer. Raises `InvalidArgument` if it is impossible."""
     length = whole(size, "size", " of bytes")
     if not 0 < length <= _MAX_SIZE:
         raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
@@ -74,7 +74,7 @@ def check_size(size: int) -> int:
 
 
 def check_prot(prot: int) -> int:
-    """Refuse unknown rights with `InvalidArgument`."""
+    """Raise `InvalidArgument` for unknown rights."""
     if whole(prot, "prot") & ~(PROT_READ | PROT_WRITE):
         raise InvalidArgument(f"prot is {prot}; PROT_READ (1) and PROT_WRITE (2) are the rights there are")
     return prot

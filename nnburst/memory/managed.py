@@ -1,4 +1,4 @@
-"""Driver-managed buffers: their state, storage, and users, which ``csrc/buffer_admission.c`` counts."""
+"""Driver-managed buffers: their state, their storage, and their users, which ``csrc/buffer_admission.c`` counts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
-        """Release the buffers; `outcome` of the written ones is NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
+        """Release the buffers. `outcome` is that of the written ones: NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 
@@ -126,7 +126,7 @@ class ManagedBuffer:
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
         self.sets: weakref.WeakSet[BufferSet] = weakref.WeakSet()
-        """Buffer sets with views over the bytes, which drop them when the bytes are freed. Under the gate's lock."""
+        """Buffer sets with views of the bytes, to drop once the bytes are freed. Guarded by the lock of `Gate`."""
 
     def nbytes(self, dimensions: tuple[int, ...]) -> int:
         return math.prod(dimensions) * self.dtype.itemsize
@@ -209,7 +209,7 @@ class ManagedBuffer:
                     gate.closed.append(self)
 
     def drop(self) -> bool:
-        """Free the storage of a closed buffer, unless it is in use. The caller has the gate's lock."""
+        """Free the storage of a closed buffer, unless it is in use. The caller has the lock of `Gate`."""
         if not self._look().is_idle:
             return False
         self._store(private_bytes(0))
@@ -336,7 +336,7 @@ class BufferTracker:
             buffer.close()
 
     def resolve(self, id: int) -> ManagedBuffer:
-        """Return the buffer of an id; `InvalidArgument` if there is none."""
+        """Return the buffer of an id. Raises `InvalidArgument` if there is none."""
         buffer = self._buffers.get(id)
         if buffer is None:
             raise InvalidArgument(f"no buffer has id {id}; it was never given out here, or its buffer is closed")
@@ -431,7 +431,7 @@ class BufferSet:
         """True if the outputs always have the shapes that their buffers were allocated for."""
         self._uses = Uses([buffer.handle for buffer in self._reading], [buffer.handle for buffer in self._writing])
         self.handle = self._uses.handle
-        """Handle for admitting the request in C."""
+        """C's handle of this set, with which a burst admits the request."""
         self._moves = 0
         self._also_forget: Callable[[], None] = _nothing
         self.forget()
@@ -442,7 +442,7 @@ class BufferSet:
     def forget(self) -> None:
         """Drop the views of the buffers' bytes, so that a closed buffer's bytes can be freed."""
         self.found_in_c = False
-        """True if `current` looks in each run where the buffers are; see `Kernel`."""
+        """True if `current` looks up the places of the buffers in each run; see `Kernel`."""
         self.current: Any = None
         """The object from `keep` for the next execution if nothing moves until then, or None."""
         self._made_for: Hashable = None

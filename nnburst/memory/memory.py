@@ -351,7 +351,7 @@ class Memory(Closing):
         """The whole pool as bytes, without a copy; read-only if the pool is.
 
         Raises:
-            As `array`.
+            NNBurstError: See `array`.
         """
         return self._all().data
 
@@ -427,7 +427,7 @@ class Memory(Closing):
             offset: First byte in the pool.
 
         Raises:
-            As `read`.
+            NNBurstError: See `read`.
         """
         source = np.ascontiguousarray(values)
         self._region(source.dtype, source.shape, offset, tensor=True)
@@ -581,7 +581,7 @@ class Memory(Closing):
         return fd
 
     def _copy_mapped(self, offset: int, private: Array, *, writing: bool) -> None:
-        """Copy between the mapping and a private array of bytes; `GeneralFailure` after a fault."""
+        """Copy between the mapping and a private array of bytes. Raises `GeneralFailure` after a fault."""
         mapping = self._map_for(writable=writing)
         self.begin_access(write=writing)
         try:

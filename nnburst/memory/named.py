@@ -40,7 +40,7 @@ def _reserve(fd: int, path: str, size: int) -> None:
 
 
 def open_shared(name: str, size: int | None) -> tuple[int, int]:
-    """Create shared memory of `size` bytes for this user alone, or attach to it (None); return (fd, size).
+    """Create shared memory of `size` bytes for this user alone, or attach to it if None. Return (fd, size).
 
     Raises:
         InvalidArgument: The name is impossible, taken, or does not exist.
@@ -71,7 +71,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
 
 
 def unlink_shared(name: str) -> None:
-    """Remove a name; `InvalidArgument` if it does not exist."""
+    """Remove a name. Raises `InvalidArgument` if it does not exist."""
     path = _with_slash(name)
     try:
         shm_unlink(path)

@@ -31,13 +31,13 @@ def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralF
 
 
 def check_pools(pools: Iterable[MemoryLike | Named], of_what: str) -> None:
-    """Refuse pools that a device can neither map nor copy, with `GeneralFailure`."""
+    """Raise `GeneralFailure` for a pool that a device can neither map nor copy."""
     for index, error in undecodable_pools(pools).items():
         raise GeneralFailure(f"pool {index} of the {of_what}: {error}") from error
 
 
 def check_open(request: Request) -> None:
-    """Raise `BadState` for the input or output whose memory is closed."""
+    """Raise `BadState` if the memory of an input or output is closed."""
     for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
         for i, argument in enumerate(arguments):
             index = argument.location.pool_index
@@ -48,12 +48,12 @@ def check_open(request: Request) -> None:
 
 
 def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...], offset: int) -> Array:
-    """Return a private copy of a constant; `InvalidArgument` or `GeneralFailure` if it cannot be read."""
+    """Return a private copy of a constant. Raises `InvalidArgument` or `GeneralFailure` if it cannot be read."""
     return pool.read(dtype, dims, offset) if isinstance(pool, Memory) else pool.array(dtype, dims, offset).copy()
 
 
 class Region:
-    """The bytes of one argument as a separate pool, to which a device binds its plan.
+    """The bytes of one argument as a separate pool, which a device's kernel reads or writes.
 
     Args:
         is_private: True if no client can change the bytes while a kernel runs.
@@ -101,7 +101,7 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Copy staged inputs from the client; `GeneralFailure` if one can no longer be read."""
+        """Copy staged inputs from the client. Raises `GeneralFailure` if one can no longer be read."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:

@@ -115,7 +115,7 @@ class _Case:
 
     @property
     def may_be_empty(self) -> bool:
-        """True if a 0 may be a real size. In NNAPI's operations it is always an unknown one."""
+        """True if a 0 may be a real size. In NNAPI's operations a 0 is always an unknown size."""
         return not self.written and all(is_extension(operation.type) for operation in self.model.main.operations)
 
     @property

@@ -831,13 +831,13 @@ class ModelBuilder(OperationMethods):
         return self.operation(operation, *inputs, outputs=[output])[0]
 
     def _one(self, operation: OperationType, output: Output, *values: Any) -> Operand:
-        """Add an operation with one output by its method."""
+        """Add an operation with one output, from the arguments of the method named after it."""
         if unknown := output.keys() - Output.__annotations__.keys():
             raise TypeError(f"{operation.name.lower()}() got unexpected arguments: {', '.join(sorted(unknown))}")
         return self._single(operation, self._arguments(operation, values), output)
 
     def _several(self, operation: OperationType, outputs: Outputs, *values: Any) -> tuple[Operand, ...]:
-        """Add an operation with several outputs by its method."""
+        """Add an operation with several outputs, from the arguments of the method named after it."""
         return self.operation(operation, *self._arguments(operation, values), outputs=outputs)
 
     def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
@@ -1110,7 +1110,7 @@ def _narrow(array: Array, dtype: np.dtype[Any] | None) -> Array:
 
 
 def activation_code(name: ActivationName | None) -> int:
-    """Return the code of a fused activation; `InvalidArgument` if the name is unknown."""
+    """Return the code of a fused activation. Raises `InvalidArgument` if the name is unknown."""
     if not isinstance(name, str | None) or name not in _ACTIVATIONS:
         raise InvalidArgument(f"activation is {name!r}; it must be one of {list(_ACTIVATIONS)}")
     return int(_ACTIVATIONS[name])

@@ -12,7 +12,7 @@ from .types import Lifetime, Model, OperandDesc, Operation, Subgraph
 
 
 def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -> None:
-    """Check the signature of an IF or WHILE against its subgraphs; `InvalidArgument` if they do not match."""
+    """Check the signature of an IF or WHILE against its subgraphs. Raises `InvalidArgument` if they do not match."""
     inputs = [subgraph.operands[index] for index in operation.inputs]
     outputs = [subgraph.operands[index] for index in operation.outputs]
     if not outputs:

@@ -42,7 +42,7 @@ def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
 
     Args:
         a: Dimensions; ``()`` is an unknown rank, 0 an unknown dimension.
-        b: Dimensions, as `a`.
+        b: Dimensions, like `a`.
 
     Returns:
         The dimensions that both allow, with each size that either knows. Commutative.

@@ -11,7 +11,7 @@ from ..errors import InvalidArgument
 from .types import Model
 
 OpenShape = tuple[int | str | None, ...] | None
-"""Dimensions, where an open one is its symbolic name, or None; None as a whole for an open rank."""
+"""Dimensions, each a size, a symbolic name or None if open; None in their place for an open rank."""
 
 _NUMBERS = "biuf"
 _LOW = 0xFFFF
@@ -36,7 +36,7 @@ class ExtensionOperandType(Struct, frozen=True):
     bits_of: str = ""
 
     def element(self) -> np.dtype[np.generic]:
-        """Return the NumPy type of an element; `InvalidArgument` if values are opaque or the description is wrong."""
+        """Return the NumPy type of an element. Raises `InvalidArgument` if values are opaque or the type is unknown."""
         try:
             dtype = np.dtype(self.dtype) if self.dtype else None
         except TypeError:

@@ -130,14 +130,14 @@ def type_name(code: int) -> str:
 
 
 def check_type(type: int) -> int:
-    """Return an operand type; `InvalidArgument` if it is not even a number."""
+    """Return an operand type. Raises `InvalidArgument` if it is not even a number."""
     if not isinstance(type, int):
         raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
     return type
 
 
 def operand_info(code: int) -> OperandInfo:
-    """Return the row of an operand type; `InvalidArgument` for an unknown code or a type of an extension."""
+    """Return the row of an operand type. Raises `InvalidArgument` for an unknown code or a type of an extension."""
     try:
         return OPERANDS[code]
     except KeyError:

@@ -128,7 +128,7 @@ class OperationView:
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
-        """Return the dimensions of an input; `UnknownYet` if the rank is unknown."""
+        """Return the dimensions of an input. Raises `UnknownYet` if the rank is unknown."""
         operand = self.operand(name, which)
         dims = self._dims_of(self.index(name, which))
         if not dims and not operand.is_scalar:
@@ -142,14 +142,14 @@ class OperationView:
         return None if self._known is None else self._known(index)
 
     def value(self, name: str) -> Array:
-        """Return the stored value of an input; `UnknownYet` if only the request or a run has it."""
+        """Return the stored value of an input. Raises `UnknownYet` if only the request or a run has it."""
         value = self._value_of(self.index(name))
         if value is None:
             raise UnknownYet(f"the value of {name} is not known")
         return value
 
     def integer(self, name: str, default: int = 0, *, least: int | None = None) -> int:
-        """Return an integer or boolean scalar input, or its default; `InvalidArgument` if it is below `least`."""
+        """Return an integer or boolean input, or its default. Raises `InvalidArgument` if it is below `least`."""
         number = int(self.value(name).reshape(-1)[0]) if self.count(name) else default
         if least is not None and number < least:
             raise InvalidArgument(f"{name} is {number}; it must be at least {least}")
@@ -177,7 +177,7 @@ class OperationView:
         return axis % rank
 
     def infer(self) -> tuple[OutputSpec, ...]:
-        """Infer the outputs; `UnknownYet` while a value that decides their shape is unknown."""
+        """Infer the outputs. Raises `UnknownYet` while a value that decides their shape is unknown."""
         specs, count = self.row.infer(self), len(self.operation.outputs)
         return specs[:count] if count else specs
 

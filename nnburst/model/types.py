@@ -232,7 +232,7 @@ class Steps(Struct, frozen=True):
 
 
 Named = BufferId | Steps
-"""Pools of a request, or slots of a burst, that are no memory."""
+"""Pools of a request, or slots of a burst, that are not memory."""
 
 
 class Request(Struct, frozen=True):

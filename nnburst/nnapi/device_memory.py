@@ -75,8 +75,9 @@ class MemoryDesc:
 
         Raises:
             BadState: The description is finished.
-            InvalidArgument: The compilation is not finished or has failed; index or frequency is wrong; the role exists
-                already; type, quantisation or dimensions contradict the other roles. Nothing changes then.
+            InvalidArgument: The compilation is not finished or has failed; index or frequency is wrong; the role
+                exists already; type, quantisation or dimensions contradict the other roles. The description stays
+                unchanged.
         """
         self._add("input", compilation, index, frequency)
 
@@ -145,7 +146,8 @@ class MemoryDesc:
         Raises:
             BadState: The description is not finished, or a compilation is closed.
             DeadObject: The service has ended.
-            NNBurstError: No device allocated it and shared memory cannot replace it; the status is the device's.
+            NNBurstError: No device allocated the memory and shared memory cannot replace it; the status is the
+                device's.
         """
         if not self._finished:
             raise BadState("the description is not finished; call finish()")

@@ -31,7 +31,7 @@ class Event:
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
-        """Call a function in a new thread and return an event of its end; `ResourceExhausted` without a thread."""
+        """Call a function in a new thread and return an event of its end. Raises `ResourceExhausted`."""
         signal = FenceSignal()
         failures: list[BaseException] = []
 

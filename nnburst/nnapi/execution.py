@@ -59,7 +59,7 @@ class _Given(Argument, frozen=True):
 
     @property
     def placed(self) -> Argument:
-        """The argument with the present pool of its memory; `BadState` if the memory is closed."""
+        """The argument with the current pool of its memory. Raises `BadState` if the memory is closed."""
         if self.device_memory is None:
             return self
         pool = self.device_memory.pool
@@ -70,7 +70,7 @@ class Execution(OneProcess, Closing):
     """An execution of a compiled model, with one ``set_`` call for each argument. Context manager.
 
     `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it once, or repeatedly if it
-    is reusable. Each run copies the arrays to memory of its own and back.
+    is reusable. Each run copies the arrays to its own memory and back.
 
     Args:
         compilation: A finished compilation.
@@ -286,8 +286,8 @@ class Execution(OneProcess, Closing):
             timeout: Seconds that this run may take; None for no limit. Default: the limit of `set_timeout`.
 
         Raises:
-            InvalidArgument: An argument is not set, or the device refuses the request; a timeout without a compilation
-                for exactly one device.
+            InvalidArgument: An argument is not set, or the device refuses the request; or a timeout is given but the
+                compilation is not for exactly one device.
             BadState: The execution is running, or has run and is not reusable.
             NNBurstError: The execution failed; the status says how.
         """
@@ -478,7 +478,7 @@ class Execution(OneProcess, Closing):
         return {i: memory for i, memory in found if memory is not None}
 
     def _note_outputs(self, shapes: Sequence[OutputShape] | None) -> None:
-        """Update the dimensions of device memories among the outputs; None after a failure: no contents."""
+        """Update the dimensions of device memories among the outputs. After a failure (None) they have no contents."""
         for index, memory in self._device_memories("output").items():
             known = shapes and shapes[index].dimensions
             memory._record_write(None if shapes is None else known or self._known_dimensions("output", index))

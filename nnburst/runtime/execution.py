@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _A_MOMENT = 0.0005
 MIN_SETUP_SECONDS = 1.0
-"""Least seconds for setting up before a run. Shorter limits are raised to this."""
+"""Minimum seconds for setting up before a run. Shorter limits are raised to this."""
 
 
 def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
@@ -112,12 +112,12 @@ class Execution(BoundRequest, Closing):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """See the class."""
+        """Shared arrays; see the class."""
         return self._arguments.user_views[0]
 
     @property
     def outputs(self) -> Mapping[str, Any]:
-        """See the class."""
+        """Shared arrays; see the class."""
         return self._arguments.user_views[1]
 
     @property
@@ -131,7 +131,7 @@ class Execution(BoundRequest, Closing):
         """Copy arrays into `inputs`, which get their shapes.
 
         Returns:
-            False like `_fill`, and for anything but a dict of arrays with exactly these names and dtypes.
+            False in the cases of `_fill`, and for anything but a dict of arrays with exactly these names and dtypes.
         """
         feeds = self._feeds
         if type(inputs) is not dict or len(inputs) != len(feeds):

@@ -44,7 +44,7 @@ class BurstExecutor(ThreadPoolExecutor):
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Create the thread pool, anew in a forked child. Runs fail there, as the session belongs to the parent."""
+        """Create the thread pool, and a new one in a forked child, where runs fail: the session is the parent's."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

@@ -57,9 +57,9 @@ def launch(
         quotas: Limits of this program in the service, such as ``{"models": 200}``; docs/quotas.md has the names.
         max_run: Seconds that a run may take; a longer one fails with `MissedDeadline`, if its device can stop it.
             None for no limit.
-        max_compile: Seconds that reading and compiling a model may take. After that its process ends, and all users of
-            the process get `DeadObject` with the reason. None for no limit. A caller's deadline only ends the caller's
-            wait.
+        max_compile: Seconds that reading and compiling a model may take. After that, the compiling process ends, and
+            all its users get `DeadObject` with the reason. None for no limit. A caller's deadline only ends the
+            caller's wait.
         faults: True for fault points, for tests: see `nnburst.testing.inject`. They cost one more system call per
             run.
         scheduler: Real-time policy and priority of the service's threads, such as ``("fifo", 20)`` or ``("rr", 1)``;

@@ -28,7 +28,7 @@ Reduced = tuple[Callable[..., Any], Arguments]
 
 _MOST = 64
 _known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=_MOST)
-"""(process id, pickle, reference) of each session and service that was pickled or read from a pickle here."""
+"""(process id, pickle, reference) of each session and service that this process pickled or read from a pickle."""
 _opening = process_lock()  # locked while a session or service is opened
 
 

@@ -127,15 +127,15 @@ class Session(OneProcess, Closing):
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``;
             `nnapi.Compilation.set_preference` explains them.
         priority: ``"low"``, ``"medium"`` or ``"high"``: a shared service takes waiting runs of higher priority first.
-        concurrency: Most simultaneous runs in the service, each with its own arrays, created on demand; None for the
-            number of the service's CPUs. Further callers wait.
+        concurrency: Maximum number of simultaneous runs in the service, each with its own arrays, created on demand;
+            None for the number of the service's CPUs. Further callers wait.
         polling_window: See `nnapi.Burst`.
         timeout: Seconds that one run may take, including its wait for others; None for no limit, 0 for an immediate
             answer only. Each run method also has its own limit. Setting up does not count. A WHILE may take as long,
             but at most 15 seconds; 2 seconds without a limit.
         open_timeout: Seconds that setting up may take: opening the session, including the start of its own service;
-            `bind`; and preparing a run, for instance with another burst or arrays for other shapes. None for no limit;
-            if `timeout` is given, for a minute, and to prepare a run a second, or `timeout` if that is longer.
+            `bind`; and preparing a run, for instance with another burst or arrays for other shapes. None for no limit
+            unless `timeout` is given: then a minute, but to prepare a run one second or, if longer, `timeout`.
         cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with `cache_key`
             for the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
         cache_key: 32 bytes, different for each model; None for a key made from the model.
@@ -316,7 +316,7 @@ class Session(OneProcess, Closing):
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
         """Run the model without blocking the event loop of asyncio or Trio. The arguments are those of `run`.
 
-        Runs need no thread, but opening further bursts does. Any number of tasks may call it; up to ``concurrency``
+        Runs need no thread, but opening further bursts does. Any number of tasks may call this; up to ``concurrency``
         runs are in progress at a time. Cancelling a task abandons its run, whose arrays are reused once it has ended.
 
         Raises:
@@ -357,8 +357,8 @@ class Session(OneProcess, Closing):
         """Return an execution with its own shared input and output arrays, for one step or several.
 
         It keeps the session alive. Each run overwrites the outputs of the run before: copy the arrays that you keep.
-        Only one thread at a time may run it; a second one gets `BadState`. Executions do not wait for each other: if
-        its burst is busy, an execution moves to a free burst, or opens another.
+        Only one thread at a time may run it; a second one gets `BadState`. Executions do not wait for each other: an
+        execution whose burst is busy moves to a free burst, or opens another.
 
         Its arguments are those of `nnapi.Burst.bind`, and so are its errors. The default timeout of runs is the
         session's. Binding itself takes at most `open_timeout` seconds.
@@ -422,7 +422,7 @@ class Session(OneProcess, Closing):
             inputs: Dicts of arrays by name, as for `run`. They are read while the service runs earlier ones.
             batch: Rows per run, if every input's first dimension is symbolic. An element of `inputs` has one or more
                 rows, and its outputs have as many.
-            timeout: See `run`. It counts for each run from the time when the service gets it.
+            timeout: See `run`; it counts from the time when the service gets the run.
             on_error: ``"raise"``: stop at the first wrong input or failed run, after the outputs of the inputs before
                 it. ``"return"``: yield the exception in place of the outputs, and continue. The message names the index
                 of the input either way.
@@ -475,7 +475,7 @@ class Session(OneProcess, Closing):
 
     @property
     def burst(self) -> Burst:
-        """The burst that was opened first, which all runs use that do not overlap."""
+        """The burst that was opened first. Runs that do not overlap all use it."""
         return self._pool.first
 
     @property
@@ -511,8 +511,8 @@ class Session(OneProcess, Closing):
     def latency(self) -> Latency:
         """Return the latency of this session's runs: p50, p99 and max in seconds, and histograms of its parts.
 
-        It is always measured, at negligible cost: in a fast loop one run in 256 is timed and stands for the others,
-        while runs that are not answered at once are all timed. Runs without a burst are not counted.
+        The latency is always measured, at negligible cost: in a fast loop one run in 256 is timed and stands for the
+        others, while runs that are not answered at once are all timed. Runs without a burst are not counted.
         """
         return self._pool.latency()
 

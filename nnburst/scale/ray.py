@@ -146,8 +146,8 @@ def deployment(
     Args:
         model: See `Replica`.
         serve_options: Arguments of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests`` and so on.
-        batch: Most requests that a replica runs as one batch. All inputs of the model need a symbolic first
-            dimension. With 1, each request runs alone.
+        batch: Maximum number of requests that a replica runs as one batch. All inputs of the model need a symbolic
+            first dimension. With 1, each request runs alone.
         batch_wait: Seconds that the first request of a batch waits for others.
         session: The other arguments of `Replica`.
     """

@@ -72,7 +72,7 @@ class Fault:
         return self._times
 
     def wait(self, timeout: float = _PATIENCE) -> None:
-        """Wait until the fault has happened since the last `wait`. If it stops the process, that has stopped then.
+        """Wait until the fault has happened since the last `wait`. A process that the fault stops has then stopped.
 
         Args:
             timeout: Seconds to wait.
@@ -152,7 +152,7 @@ def inject(
     Args:
         service: A service launched with ``faults=True``.
         at: The point in the service: ``"run"`` (every execution, with or without a burst), ``"prepare"``,
-            ``"restore"`` (from cache files), ``"supported"``, or ``"burst"`` (opening one).
+            ``"restore"`` (from cache files), ``"supported"``, or ``"burst"`` (opening a burst).
         after: Number of times that the point is passed before the fault is in force.
         crash_on: Number of the passage at which a signal kills the process; 1 for the next.
         crash_with: The signal of `crash_on`.

@@ -24,9 +24,9 @@ MAGIC = b"nnbwatch"
 _F_SEAL_FUTURE_WRITE = 0x10  # `fcntl` has the name since Python 3.13
 _F_SEAL_SEAL = 0x1
 MOST_ROWS = 2048
-"""Most rows of a page: as many as two users may have bursts and models."""
+"""Maximum number of rows of a page: enough for the bursts and models that two users may have."""
 _MOST_BUCKETS = 1 << 18
-"""Most filled buckets of a page. A row has 2112 buckets; a real service fills a few dozen."""
+"""Maximum number of filled buckets of a page. A row has 2112 buckets; a real service fills a few dozen."""
 
 
 _PLACES = {**COUNTERS, **ACCOUNT}

@@ -14,7 +14,7 @@ from .page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, mapped, stride
 from .stats import RowKind, ServiceStats, text_of
 
 OF_USER = " of user "
-"""The text between the service's name and the user, in the name of a user's worker."""
+"""The text between service and user in a page name from `name_of_worker`."""
 _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
 

@@ -253,7 +253,7 @@ class ServiceStats(Struct, frozen=True):
 
 
 def row_stats(row: CData) -> RowStats | None:
-    """Return a snapshot of a row; None if it is free or changes its owner."""
+    """Return a snapshot of a row; None if the row is free or is changing owners."""
     copy = ffi.new("nnb_row *")
     if not lib.nnb_row_look(copy, row):
         return None

@@ -32,7 +32,7 @@ _KEPT = 65536
 """Number of a burst's last runs that are kept."""
 _HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
 _TRACKS = 512
-"""Most tracks of one process, and most tracks of its service. A thread number combines both."""
+"""Maximum number of tracks of one process, and of its service. A thread number combines both."""
 _ENTRY = np.dtype(
     [
         *((name, np.uint64) for name in ("sent", "taken", "answered", "received", "run", "thread")),

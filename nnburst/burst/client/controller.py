@@ -160,7 +160,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def flights(self) -> InFlightRuns:
-        """The executions that were started without waiting. Raises `GeneralFailure` if the server cannot do that."""
+        """Executions started without waiting. Raises `GeneralFailure` if the server takes only one at a time."""
         if self._flights is None:
             raise GeneralFailure("the service takes one request at a time, as burst servers of its own do; use run()")
         return self._flights

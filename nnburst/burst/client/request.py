@@ -33,7 +33,7 @@ _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
-"""Most polling windows for a run of several steps, which polls one window per step."""
+"""Maximum number of polling windows for a run of several steps, which polls one window per step."""
 _REMEDY = "Give more time (timeout=) or look at what the service is doing"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
@@ -162,8 +162,8 @@ class BoundRequest(Runnable, OneProcess):
         """Wait for the end of a run, on this burst or another, and raise its error. The slow path of all ways to run.
 
         Args:
-            status: Return value of the C core for it, or the status of an `InFlight` of this execution that has landed;
-                None if the run starts now.
+            status: Return value of the C core for the run, or the status of an `InFlight` of this execution that has
+                landed; None if the run starts now.
             raises: True to raise an error status, too.
         """
         if status is None:
@@ -306,7 +306,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @contextlib.contextmanager
     def _limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
-        """Limit runs that start in the ``with`` block to that many seconds; ``...`` stands for `timeout`."""
+        """Limit runs that start in the ``with`` block to a number of seconds; ``...`` stands for `timeout`."""
         if timeout is ...:
             yield
             return

@@ -25,7 +25,7 @@ POLLING_WINDOW = 50e-6
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
 _MOST_SAMPLES = 1000
-"""Most samples in a turn."""
+"""Maximum number of samples in a turn."""
 
 
 class Cpus(NamedTuple):

@@ -43,7 +43,7 @@ def targets(files: Sequence[Path], directory: Path | None) -> dict[Path, Path]:
     """Return the output file of each input file. Creates the directory if necessary.
 
     Raises:
-        InvalidArgument: Two files would have the same output file, or the directory is that of the inputs.
+        InvalidArgument: Two files would have the same output file, or the directory is the input directory.
     """
     if directory is None:
         return {}

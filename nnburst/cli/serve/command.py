@@ -359,7 +359,7 @@ def _gid(group: str) -> int:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors. A worker gets a quarter, and each pool of a client takes one there."""
+    """Raise the limit of descriptors. A worker gets a quarter of it, where each pool of a client takes one."""
     import resource
 
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,9 +17,9 @@ from .importer import GraphArgument, is_bool
 
 Shapes = tuple[tuple[int, ...], ...]
 BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
-"""An argument of a request, with its dimensions and its place."""
+"""An argument of a request, with its dimensions and its place in memory."""
 _MOST_BYTES = 64 << 20
-"""Largest size in bytes of all arguments of a model's batches. For larger ones, copies cost more than is gained."""
+"""Largest size in bytes of all arguments of a model's batches. Beyond it, copying costs more than batching gains."""
 _MOST_SHAPES = 8
 """Largest number of shapes with a batch: each takes memory, and a binding for each number of rows."""
 
@@ -51,7 +51,7 @@ class Batch:
 
 
 class Batches:
-    """The batches of one model by shapes. A batch lives as long as requests of its shapes are bound.
+    """The batches of one model, one per combination of shapes. A batch lives as long as its requests are bound.
 
     Args:
         most: Largest number of rows in a run; a request may have several.

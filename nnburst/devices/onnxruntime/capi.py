@@ -1,6 +1,6 @@
-"""ONNX Runtime's C API, from its package, behind the part of its Python interface that this device uses.
+"""ONNX Runtime's C API from its package, with the part of its Python interface that this device uses.
 
-The library has a table of functions, which only grows, so that their positions stay. Runs are kernels in C
+The library has a table of functions, which keep their positions: the table only grows. Runs are kernels in C
 (``csrc/ort.c``); this module makes the calls that happen once for a session or request.
 """
 
@@ -83,7 +83,7 @@ _RELEASES = {
 _TENSOR, _SEQUENCE, _MAP = 1, 2, 3
 _KINDS = ("nothing", "tensor", "sequence", "map", "opaque", "sparse tensor", "optional")
 _ERRORS_ONLY = 3
-"""Least severity of logged messages. Warnings are normal, so they are left out."""
+"""Minimum severity of logged messages. Warnings are normal, so they are left out."""
 
 
 class OrtError(Exception):
@@ -112,7 +112,7 @@ class _Api:
         self.allocator = self.get("GetAllocatorWithDefaultOptions")
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; raises `OrtError`, or `MemoryError`."""
+        """Call a function. Raises `OrtError` or `MemoryError`."""
         status = self._functions[name](*arguments)
         if not status:
             return
@@ -129,7 +129,7 @@ class _Api:
         return out[0]
 
     def own(self, what: str, handle: Any) -> Any:
-        """Return a handle that its last reference releases."""
+        """Return a handle that is released with its last reference."""
         return ffi.gc(handle, self._releases[what])
 
     def release(self, what: str, handle: Any) -> None:
@@ -250,7 +250,7 @@ class OrtValue:
         return cls(_api.own("Value", _api.get("CreateValue", handles, len(parts), kind)))
 
     def value(self) -> Value:
-        """Return a copy of the value; `GeneralFailure` if clients cannot get a value of this kind."""
+        """Return a copy of the value. Raises `GeneralFailure` if clients cannot get a value of this kind."""
         if not self.has_value():
             return None
         kind = _api.get("GetValueType", self.handle, kind="int")
@@ -323,7 +323,7 @@ def _dimensions(info: Any) -> list[int]:
 
 
 class InferenceSession:
-    """A session on the CPU, for any number of threads; `OrtError` if the model is malformed or cannot run."""
+    """A session on the CPU, for any number of threads. Raises `OrtError` if the model is malformed or cannot run."""
 
     def __init__(self, data: bytes, options: SessionOptions, **others: object) -> None:
         made = _api.get("CreateSessionFromArray", _api.env, data, len(data), options.handle)

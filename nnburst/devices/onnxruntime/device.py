@@ -98,12 +98,12 @@ class OnnxRuntimeDevice(LocalDevice):
         return (EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return the reason for which an operation cannot run, unless it is a GRAPH and the whole model."""
+        """Return the reason why an operation cannot run; empty for a GRAPH that is the whole model."""
         alone = len(model.main.operations) == 1 and not model.referenced
         return "" if alone and _is_graph(model, operation) else f"models of {EXTENSION_NAME} are one GRAPH"
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """Return for each NNAPI operation the reason for which it cannot run. Only the CPU provider runs any."""
+        """Return the reason why each NNAPI operation cannot run. Only the CPU provider runs NNAPI operations."""
         if extension_prefix(model, EXTENSION_NAME):
             return super().reasons(model)
         if self._settings.providers:

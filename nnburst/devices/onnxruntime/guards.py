@@ -3,13 +3,12 @@
 Unwritten results are old memory, perhaps another client's. Often only a run finds that a dimension is 0. So guards,
 which are a few more nodes, look at the sizes and make the run fail:
 
-* Some nodes have to have elements in an input (`_NEEDED`): otherwise ONNX Runtime crashes, does not end, or, in
-integer
+* Some nodes need elements in an input (`_NEEDED`): otherwise ONNX Runtime crashes, does not end, or, in integer
   products and a Scan of the first version, writes nothing. It reads and writes beyond an Inverse that is not square.
 * ONNX Runtime joins parts that do not fit together if one is empty, and leaves the gaps as they are.
 
-Nodes whose dimensions are known and not 0 stay as they are. What a file says of shapes inside of a graph may be
-wrong, so it is not believed: only inputs, which are checked for each run, weights, and what follows from them.
+Nodes whose dimensions are known and not 0 stay as they are. The shapes that a file gives for values inside a graph may
+be wrong. Only inputs, which are checked for each run, weights, and shapes that follow from these are trusted.
 """
 
 from __future__ import annotations
@@ -239,7 +238,7 @@ class _Guarding:
         return self._add("Gather", self._add("Shape", name), self._number(axis))
 
     def _pass_on(self, value: str, to: str, missing: str, why: str) -> str:
-        """Append a Reshape that passes a value on if `missing` is 0, and else fails the run with a label."""
+        """Append a Reshape that passes a value on if `missing` is 0, and otherwise fails the run with a label."""
         less = self._add("Mul", missing, self._number(_MUCH))
         shape = self._add("Sub", self._add("Shape", value), less)
         return self._add("Reshape", value, shape, into=to, label=f"{why}:{next(self._names)}")

@@ -65,7 +65,7 @@ class GraphArgument(Struct, frozen=True):
 
 
 def is_bool(node: GraphArgument) -> bool:
-    """Return True for booleans. Their bytes must be 0 or 1: ONNX Runtime counts true ones by adding bytes."""
+    """Return True for booleans. Their bytes must be 0 or 1: ONNX Runtime adds bytes to count true values."""
     return node.element.dtype == "|b1"
 
 
@@ -90,7 +90,7 @@ def _no_model(data: bytes, why: str) -> InvalidArgument:
 
 
 def serialise(proto: Any) -> OwnBytes:
-    """Serialise a ``ModelProto`` from `parse`; `InvalidArgument` if it is too large for one file."""
+    """Serialise a ``ModelProto`` from `parse`. Raises `InvalidArgument` if it is too large for one file."""
     try:
         return OwnBytes(proto.SerializeToString())
     except Exception as error:  # See `parse`.
@@ -137,7 +137,7 @@ def _infer_shapes(proto: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a string of a model; protobuf has bytes instead where it is not UTF-8."""
+    """Return a string of a model, which protobuf gives as bytes if it is not UTF-8."""
     if not isinstance(value, str):
         raise InvalidArgument(f"this is no ONNX model: {value[:100]!r} is no UTF-8")
     return value
@@ -169,7 +169,7 @@ _HELD = re.compile(
 
 
 def _type_text(kind: Any, place: str) -> str:
-    """Return the name of a type in ONNX Runtime; `GeneralFailure` if requests cannot contain such elements."""
+    """Return the name of a type in ONNX Runtime. Raises `GeneralFailure` if requests cannot contain such elements."""
     what = kind.WhichOneof("value")
     if what == "tensor_type":
         return f"tensor({element_within(int(kind.tensor_type.elem_type), place).name})"
@@ -276,7 +276,7 @@ def _metadata(proto: Any) -> ModelMetadata | None:
 def graph_model(
     size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]
 ) -> Model:
-    """Return the model of a graph in a file of a size in bytes, without pools."""
+    """Return the model of a graph in a file of `size` bytes, without pools."""
     return one_operation(
         extension_code(_PREFIX, GRAPH),
         [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))],

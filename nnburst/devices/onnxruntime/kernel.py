@@ -1,4 +1,4 @@
-"""A graph bound to a request, with ONNX Runtime's binding; to the mapped pools where `snapshots` allows it."""
+"""A graph bound to a request by ONNX Runtime's binding: to the mapped pools where `snapshots` allows it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .zip_maps import as_maps
 _CPU = "cpu"
 _NOTHING = np.empty(1, np.uint8)
 _LEAST_ROOM = 4096
-"""Least size in bytes of private memory for an argument with open dimensions, if the client's region has it."""
+"""Minimum bytes of private memory for an argument with open dimensions, if the client's region is as large."""
 _PRIVATE = 4
 """Bytes of private memory for each byte of an encoded input: a string of 9 bytes takes 32 in ONNX Runtime."""
 _TENSOR = 1024
-"""Bytes of private memory for each tensor within an encoded input, beside its elements, for two runs."""
+"""Bytes of private memory for each tensor within an encoded input, besides its elements, for two runs."""
 
 
 class _Output(NamedTuple):
@@ -415,7 +415,7 @@ class BoundGraph:
 
 
 def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -> Bytes:
-    """Return the region of an output; `InvalidArgument` if it cannot be written."""
+    """Return the region of an output. Raises `InvalidArgument` if it cannot be written."""
     region: Bytes = pool.array(np.uint8, (nbytes,), offset)
     if not region.flags.writeable:
         raise InvalidArgument(f"output {node.name!r} lies in read-only memory; share it for writing")

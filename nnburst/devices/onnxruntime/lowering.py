@@ -7,8 +7,8 @@ saturate at 16 bits, which never happens with unsigned ones.
 
 An operation reads and writes either real values, which are float32, or stored values: `LoweredCall`. Quantised
 arithmetic is float32 between DequantizeLinear and QuantizeLinear, which ONNX Runtime often replaces by integer
-kernels. They round halves to even, NNAPI rounds halves away from 0: where halves are usual, the scale of a result is
-made smaller by a few units in the last place. A result may still differ by 1 from the reference device's.
+kernels. These kernels round halves to even, but NNAPI rounds them away from 0: where halves are usual, the scale of a
+result is made smaller by a few units in the last place. A result may still differ by 1 from the reference device's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPSET = 18
 _IR_VERSION = 8
 _FILE = "weights"
 _LARGE = 1024
-"""Least size in bytes of a weight in the external file, of which no copies are made."""
+"""Minimum bytes of a weight that is stored in the external file, which saves copies."""
 _AWAY = 1 - 2.0**-21
 """Factor for scales that lifts halves, which ONNX Runtime would round to even."""
 _LARGEST_RESULT = 256 << 20
@@ -62,7 +62,7 @@ class Lowering:
         """Return the name of the stored elements of an operand."""
         self._model = model
         self._nodes: list[tuple[str, tuple[str, ...], tuple[str, ...], str, dict[str, Any]]] = []
-        """Operator, inputs, outputs, what ONNX Runtime calls it when it fails, attributes."""
+        """Operator, inputs, outputs, name in ONNX Runtime's errors, attributes."""
         self._weights: dict[str, Callable[[], Array]] = {}
         self._written: dict[int, tuple[int, ...]] = {}
         self._name = ""
@@ -144,7 +144,7 @@ class Lowering:
     # -- the graph -------------------------------------------------------------------------------------------------
 
     def graph(self) -> tuple[bytes, dict[str, Bytes]]:
-        """Return the bytes of the model file and external file; `GeneralFailure` if an operation has no lowering."""
+        """Return the bytes of model file and external file. Raises `GeneralFailure` if an operation has no lowering."""
         main, helper = self._model.main, onnx().helper
         if any(self.reasons):
             raise GeneralFailure(next(filter(None, self.reasons)))

@@ -86,7 +86,7 @@ def _prelu(c: LoweredCall) -> None:
 
 
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
-    """Compare real values. For quantised operands they come from tables, rounded from float64."""
+    """Compare real values, which for quantised operands come from tables, rounded from float64."""
 
     def compare(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)
@@ -204,7 +204,7 @@ def _pad(c: LoweredCall) -> None:
 
 
 def _check_indices(c: LoweredCall, name: str, size: int) -> str:
-    """Return indices that fail the run if negative, as too large ones do."""
+    """Replace negative indices by one that is too large, so that they fail the run as well."""
     indices = c.stored(name)
     negative = c.node("Less", indices, c.array(0, np.int32))
     return c.node("Where", negative, c.array(size, np.int32), indices)

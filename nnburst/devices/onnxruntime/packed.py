@@ -40,7 +40,7 @@ FORMAT = 11
 """Version of the format, a part of the epoch: a file of another version is not used."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
-"""Least size in bytes of a tensor that is stored outside the graph."""
+"""Minimum bytes of a tensor that is stored outside the graph."""
 _SPARE = 16 << 20
 """Bytes of the machine's memory that must stay free."""
 _WEIGHTS = "weights.bin"

@@ -41,7 +41,7 @@ class OnnxPreparedModel(LocalModel):
     """A prepared model that is a graph, or was lowered to one.
 
     Attributes:
-        source: The model's files, until the device needs them no more.
+        source: The model's files, until the device no longer needs them.
     """
 
     def __init__(self, model: Model, graph: Graph, tracker: BufferTracker, source: Source | None = None) -> None:
@@ -52,7 +52,7 @@ class OnnxPreparedModel(LocalModel):
 
     @property
     def graph(self) -> Graph:
-        """The graph; `BadState` if the model is closed."""
+        """The graph. Raises `BadState` if the model is closed."""
         if self._graph is None:
             raise BadState("the prepared model is closed")
         return self._graph

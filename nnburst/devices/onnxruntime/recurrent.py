@@ -188,7 +188,7 @@ def _one_way(fed: Callable[..., Any], c: LoweredCall) -> None:
 
 
 def _both_ways(fed: Callable[..., Any], c: LoweredCall) -> None:
-    """Lower two cells: one runs forwards, one backwards. The second reads `aux` instead of x if given."""
+    """Lower two cells: one runs forwards, one backwards. The second reads `aux` instead of x if `aux` is given."""
     if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
         raise GeneralFailure("cells that are fed two sequences are not lowered")
     x = _in_time(c, c.real("x"))

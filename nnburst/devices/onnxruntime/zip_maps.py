@@ -1,4 +1,4 @@
-"""Replacement of ZipMaps at the end of a graph: it returns scores, of which the reader makes dicts.
+"""Replacement of ZipMaps at the end of a graph, which then returns scores; the reader makes dicts of these.
 
 ONNX Runtime would make a map of each row and return keys and values one map after the other, which takes far longer
 than the rest of such a graph.
@@ -52,7 +52,7 @@ def _labels(node: Any, key: int) -> bytes:
 
 
 def as_maps(scores: Value, keys: Value, place: str) -> EncodedMap:
-    """Return one map for each row of scores; `GeneralFailure` unless a row has a score for each key."""
+    """Return one map for each row of scores. Raises `GeneralFailure` unless a row has a score for each key."""
     assert isinstance(scores, EncodedTensor)
     assert isinstance(keys, EncodedTensor)
     rows = (1, *scores.shape) if len(scores.shape) == 1 else scores.shape

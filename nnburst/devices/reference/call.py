@@ -138,7 +138,7 @@ class KernelCall(OperationView):
         return self._arrays[self.operation.outputs[which]]
 
     def place(self, which: int, dims: tuple[int, ...]) -> None:
-        """Give an output of a measured operation its array, once the size is known."""
+        """Give an output its array during a run, once the run has found the output's size."""
         self._binding.place(self.operation.outputs[which], dims)
 
     # -- real values ------------------------------------------------------------------------------------------

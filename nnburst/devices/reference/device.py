@@ -26,7 +26,7 @@ class ReferenceDevice(LocalDevice):
     cache_format = 5
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why an operation cannot run; empty if it can. IF and WHILE need all operations of their subgraphs."""
+        """Return the reason why an operation cannot run, or "". IF and WHILE need the operations of their subgraphs."""
         if is_extension(operation.type):
             names = {prefix: name for name, prefix in model.extension_name_to_prefix.items()}
             return f"the device does not have the extension {names.get(operation.type >> 16)}"

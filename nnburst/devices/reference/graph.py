@@ -89,7 +89,7 @@ class Binding:
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Release the arrays of results from a with block at its end."""
+        """Release the arrays of results that a with block makes when the block ends."""
         bound = frozenset(self._taken)
         try:
             with self.budget.for_a_run():

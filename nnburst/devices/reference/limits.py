@@ -58,7 +58,7 @@ class MemoryBudget(WorkingMemory):
         self.results = self.scratch = 0
 
     def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
-        """Count the bytes of a result; `ResourceExhausted` beyond the budget or the client's quota."""
+        """Count the bytes of a result. Raises `ResourceExhausted` beyond the budget or the client's quota."""
         if self.results + nbytes > self._most:
             raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
         self.take(nbytes)
@@ -70,7 +70,7 @@ class MemoryBudget(WorkingMemory):
         self.results -= nbytes
 
     def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
-        """Count an array of a kernel; `ResourceExhausted` if it is too large, or beyond the client's quota."""
+        """Count an array of a kernel. Raises `ResourceExhausted` if it is too large, or beyond the client's quota."""
         if nbytes > self._most:
             raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
         self.take(nbytes)

@@ -1,4 +1,4 @@
-"""Rows of object detection: regions, boxes, suppression, key points. Quantised boxes count eighths of a pixel."""
+"""Rows of object detection: regions, boxes, suppression, key points. Quantised boxes are in eighths of a pixel."""
 
 from __future__ import annotations
 

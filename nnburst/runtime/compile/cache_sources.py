@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same model."""
 _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG)
-"""Reasons for which devices decline to save a model. After a few of them, the device is not asked again."""
+"""Reasons with which a device declines to save a model. After a few refusals, the device is not asked again."""
 
 
 class Job(Struct, frozen=True):
@@ -213,7 +213,7 @@ class DirectoryCache(CacheSource):
 
 
 def _has_changed(model: Model, fingerprint: bytes) -> bool:
-    """Return True if memory or files of constants were changed after the save, which devices may not check."""
+    """Return True if memory or files of constants changed after the save: devices need not check that."""
     operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
     if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
         return False

@@ -25,7 +25,7 @@ _PASSING = {
     ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: CacheReason.BUSY,
     ErrorStatus.DEVICE_UNAVAILABLE: CacheReason.BUSY,
 }
-"""Cache reasons of look-up errors that are not the entry's fault."""
+"""Cache reasons for failed look-ups that are not the entry's fault."""
 
 
 class CacheReport(Struct, frozen=True):

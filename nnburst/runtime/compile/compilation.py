@@ -66,7 +66,7 @@ class Compilation(OneProcess, Closing):
     Args:
         model: A model from `ModelBuilder`, or imported by a device.
         devices: Devices in order of preference. The model is compiled for the first that supports every operation; if
-            that fails, for the next; if no device supports all, it is cut into parts for several (`report`). A
+            that fails, for the next; if no device supports all, the model is cut into parts for several (`report`). A
             `Service` stands for all its devices and leaves the choice to the runtime, which measures equally capable
             devices, and may use shared memory in place of device memory.
 
@@ -235,7 +235,7 @@ class Compilation(OneProcess, Closing):
         return answers
 
     def _steps(self, able: _Able) -> list[tuple[Device, Model, tuple[int, ...]]]:
-        """Assign the model to the first device that supports all of it, or to several if none does or that is faster.
+        """Assign the model to the first device that supports all of it, or to several if none does or they are faster.
 
         Raises:
             GeneralFailure: Even all devices together cannot run the model.
@@ -425,7 +425,7 @@ class Compilation(OneProcess, Closing):
 
 
 _Able = Sequence[tuple[Device, Sequence[bool]]]
-"""Devices, each with a flag for every operation that it supports."""
+"""Devices, each with one flag per operation: True if the device supports it."""
 
 
 def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
@@ -445,7 +445,7 @@ def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> 
 def _parts(
     model: Model, able: _Able, speeds: Sequence[Capabilities] | None, alone: Sequence[tuple[float, Device]]
 ) -> Sequence[Step]:
-    """Cut a model into parts if no device can run all of it or if that is faster. Otherwise return no parts."""
+    """Cut a model into parts if no device can run all of it or if parts are faster. Otherwise return no parts."""
     if alone and (speeds is None or len(alone) == len(able)):
         return ()
     from ...devices.partitioned import PartitionedDevice

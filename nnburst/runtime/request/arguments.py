@@ -270,7 +270,7 @@ class Arguments:
         return [None if node.name in rooms else shape for node, shape in zip(self._nodes, shapes, strict=True)]
 
     def _argument(self, index: int, node: NodeArg, shape: tuple[int, ...] | None, room: int) -> Argument:
-        """Return an argument of a shape, with at least that room if it is in the execution's own memory."""
+        """Return an argument of a shape. In the execution's own memory it gets at least `room` bytes."""
         is_input = index < self._inputs
         if is_input and shape is None:
             return Argument()
@@ -383,7 +383,7 @@ class Arguments:
         return complete_shapes(nodes, self.compilation.outputs, there, left_out=left_out)
 
     def resized(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
-        """Return the arguments that change with new shapes, by index. Raises `InvalidArgument` if one is unfit."""
+        """Return the arguments that change with new shapes, by index. Raises `InvalidArgument` if a shape is unfit."""
         rows = enumerate(zip(self._known_shapes(sizes), self._known, strict=True))
         return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
 
@@ -424,7 +424,7 @@ class Arguments:
         self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:
-        """Return bytes that suffice for new shapes, by name: at least twice the present room if that is too small."""
+        """Return bytes that suffice for new shapes, by name: at least twice the present room where it is too small."""
         need, enough = nbytes_by_name(self.compilation, sizes), {}
         for node, argument in zip(self._nodes, self._all, strict=True):
             least = need.get(node.name, 0)

@@ -25,10 +25,10 @@ _MOST_DATUMS = 1 << 16
 
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
-"""NumPy kinds of listed numbers that convert to a dtype, by the kind of that dtype."""
+"""NumPy kinds of the numbers that an input accepts in a list, by the kind of the input's dtype."""
 _DLPACK_CPU = 1
 _LEAST_ROOM = 8
-"""Least room in bytes of an input that is not an array of numbers."""
+"""Minimum room in bytes of an input that is not an array of numbers."""
 
 
 class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):

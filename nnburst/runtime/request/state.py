@@ -28,7 +28,7 @@ class State(Struct, frozen=True):
 
     Attributes:
         source: The output.
-        target: The input, of the same type. It has the shape in this execution if that is fixed.
+        target: The input, of the same type, with its shape in this execution if the shape is fixed.
         shape: Initial shape.
         buffers: The device buffers that runs read in turn 0 and turn 1.
         grows: True if the shape is known only after each run.
@@ -181,7 +181,7 @@ def make_states(
 
 
 def check_steps(compilation: Compilation, count: object) -> None:
-    """Check that a model can be bound with that many steps and that its device supports steps."""
+    """Check that a model can be bound with a number of steps, and that its device supports steps."""
     whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
         raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")

@@ -131,12 +131,12 @@ class Burst(OneProcess, Closing):
             rooms: Bytes for outputs of unknown shape, by name; default 4096. A given shape takes precedence.
             least: Minimum bytes of arguments of known shapes, by name.
             keep: An object that the execution keeps alive.
-            pool: Source of another burst when this one is busy. With None, a run is then refused.
+            pool: Source of another burst when this one is busy; None to refuse the run.
 
         Raises:
             InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
                 of shared memory, not dense, or of another dtype; with steps, the shape of an output is not known.
-            GeneralFailure: The device cannot keep state; copy it with `Session.run`. Or it does not support steps.
+            GeneralFailure: The device does not support steps, or cannot keep state: copy the state with `Session.run`.
             BadState: The burst is closed.
         """
         by_name = {"state": state, "shapes": shapes, "room": room, "memory": memory, "rooms": rooms}
@@ -183,7 +183,7 @@ class Burst(OneProcess, Closing):
         return self.controller.stats
 
     def free_memory(self, memory: Memory | DeviceMemory) -> bool:
-        """Release a memory on both sides. Return True if the burst knew it.
+        """Release a memory on both sides. Return True if the burst knew the memory.
 
         Args:
             memory: A memory that requests of this burst have used.

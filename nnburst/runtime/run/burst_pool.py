@@ -117,7 +117,7 @@ class BurstPool:
     def recover(self, dead: Burst) -> bool:
         """Wait until dead bursts are replaced. Return False if they will not be.
 
-        A helper thread does the work once for each death, as waiting threads may have less time than it takes.
+        A helper thread does the work once for each death, as waiting threads may have too little time for it.
 
         Raises:
             DeadObject: The model could not be opened again; the next call tries once more.
@@ -175,7 +175,7 @@ class BurstPool:
         return self._bursts[0]
 
     def living(self) -> Burst:
-        """Return a free burst like `spare`, after `recover` if the service has died. For users that cannot move."""
+        """Return a free burst like `spare`, after `recover` if the service has died. For callers that cannot move."""
         if self.first.controller.ending.reason:
             self.recover(self.first)
         return self.spare()

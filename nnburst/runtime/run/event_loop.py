@@ -4,8 +4,8 @@ A run first polls for its answer in successive turns of the loop, until its poll
 helped recently. All runs together may poll for a limited time in a turn, so that other tasks wait for about one
 window. Then the task is suspended until the bell rings.
 
-A cancelled run is withdrawn if the service has not taken it. Otherwise its arrays are in use until its answer comes.
-A thread (one per open burst) waits for that answer, as the loop may end before.
+A cancelled run is withdrawn if the service has not taken it. Otherwise its arrays are in use until its answer comes. A
+thread (one per open burst) waits for that answer, as the loop may end first.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ class _TrioLoop:
         return self._turn_ends
 
     async def _turn(self) -> None:
-        """Start a turn after the tasks that were ready before the wake-up have run."""
+        """Start a turn once the tasks that were ready before the wake-up have run."""
         try:
             while True:
                 self._turn_ends = 0

@@ -64,7 +64,7 @@ class Permits:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Create new permits in a forked child, without executions, whose inputs the parent's runs read."""
+        """Create new permits in a forked child. Old executions are dropped: the parent's runs read their inputs."""
         self.waiting.clear()
         self.idle.clear()
         self._all: list[weakref.ref[Permit]] = []
@@ -136,7 +136,7 @@ class Permits:
                 self.waiting[place](None)
 
     def awaited_in(self, thread: int) -> int:
-        """Return the number of permits that come back only when a thread continues."""
+        """Return the number of permits that come back only when the given thread continues."""
         return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 
     def forget(self) -> None:

@@ -67,9 +67,9 @@ class Ring:
     ) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
         """Run `current` for each item, several at the same time, and yield item, execution and error after each run.
 
-        A false item starts no run, and is yielded after all items before it. An error that ends the ring comes last:
-        a `MissedDeadline`, whose run may still use its arrays, a `DeadObject` or a `BadState`. Closing the generator
-        abandons the runs in flight.
+        An item that is false starts no run, and is yielded after all items before it. An error that ends the ring
+        comes last: a `MissedDeadline`, whose run may still use its arrays, a `DeadObject` or a `BadState`. Closing the
+        generator abandons the runs in flight.
         """
         flying: deque[T] = deque()
         try:
@@ -94,7 +94,7 @@ class Ring:
         """Start `current`, then wait for the next execution if it is in flight.
 
         Returns:
-            True if the started execution is in flight, and the error of the next execution or else of this one.
+            True if the started execution is in flight; and the error of the next execution, else of this one.
         """
         at, pointers = self._at, self._pointers
         following = (at + 1) % len(pointers)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .burst_pool import BurstPool
 
 _KEPT = 8
-"""Most executions that a permit keeps, for different forms of the arguments."""
+"""Maximum number of executions that a permit keeps, for different forms of the arguments."""
 _LEAST_ROOM = 4096
 """Minimum bytes for an argument whose shape the model leaves open."""
 _MOST_KEPT = (32 << 20) - mmap.PAGESIZE
@@ -47,7 +47,7 @@ class Runs:
     Args:
         pool: Source of bursts.
         timeout: Default timeout of a run in seconds.
-        concurrency: Most runs at the same time.
+        concurrency: Maximum number of runs at the same time.
 
     Attributes:
         permits: Permits, with the executions of earlier runs.

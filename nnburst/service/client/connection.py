@@ -191,7 +191,7 @@ class ServiceConnection(OneProcess, Closing):
         `on_death` runs in a thread of the connection, which keeps a reference until the call.
 
         Raises:
-            BadState: In a forked child.
+            BadState: This is a forked child.
         """
         return self.connection.link_to_death(on_death)
 
@@ -242,7 +242,7 @@ class ServiceConnection(OneProcess, Closing):
             device: A device of this connection.
             imported: The model as the device read it, with its files as pools.
             digest: SHA-256 of the files.
-            batch: Most rows in a run that joins several requests.
+            batch: Maximum number of rows in a run that joins several requests.
             batch_wait: Seconds that a request waits for others to join, if its session's preference allows that.
 
         Raises:

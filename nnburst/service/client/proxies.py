@@ -55,7 +55,7 @@ class Place(NamedTuple):
         connection: The connection to the device's process.
         callbacks: The connection's registry of callbacks.
         keep: The owner of the connection, which ends with it.
-        number: The device's number there.
+        number: The device's number on the connection.
     """
 
     connection: Connection
@@ -367,7 +367,7 @@ class RemoteBurstContext(_Remote, BurstContext):
 
 
 def _answer_timeout(deadline: Deadline) -> float | None:
-    """Return how many seconds to wait for an answer that is due by a deadline."""
+    """Return the seconds to wait for an answer that is due by a deadline."""
     left = deadline.left()
     return None if left is None else left + _GRACE
 

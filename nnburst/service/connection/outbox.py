@@ -145,7 +145,7 @@ class Outbox:
 
     @property
     def next_look(self) -> float:
-        """The time to call `send` or check `gives_up_at` again, if nothing happens before."""
+        """The time to call `send` or check `gives_up_at` again, unless something happens earlier."""
         now = time.monotonic()
         looks = now + max(_FIRST_LOOK, now - self._unread[2]) if self._unread else math.inf
         return min(looks, self.gives_up_at, math.inf if self._refused_since == math.inf else now + _RETRY)

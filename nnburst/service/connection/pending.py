@@ -19,7 +19,7 @@ from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
 MAX_PENDING = 128
 """Calls that one side may have in flight; the other side tolerates twice as many, then ends the connection."""
 _MOST_UNATTENDED = 64
-"""Most calls in flight when a call without a waiting caller is added, so that callers find room."""
+"""Maximum number of calls in flight when a call without a waiting caller is added: the rest is for callers."""
 
 
 class PendingCall:

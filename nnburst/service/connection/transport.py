@@ -71,7 +71,7 @@ class Connection:
         peer_pidfd: A pidfd of the peer's process, if known. The connection owns it.
         child: The peer's process, if this end has to start it. The thread that owns the connection starts it, because
             the kernel ends a child together with the thread that started it.
-        workers: The most computing calls, and the most other calls, that are served at the same time.
+        workers: The maximum number of computing calls, and of other calls, that are served at the same time.
         send_timeout: Seconds after which a peer that does not read its answers is disconnected.
         on_end: Called once, after all death listeners.
         peer: Name of the peer, for the log.
@@ -283,7 +283,7 @@ class Connection:
         fds: Sequence[int] = (),
         on_failure: Callable[[NNBurstError], None] = lambda error: None,
     ) -> None:
-        """Make a call without waiting for its answer. May be called anywhere; by finalisers without descriptors.
+        """Make a call without waiting for its answer. Safe anywhere; in finalisers, only without descriptors.
 
         Args:
             message: The request, mostly a release.
@@ -334,7 +334,7 @@ class Connection:
             self._launched.set_exception(error)
 
     def _note(self, reason: str) -> None:
-        """Note the reason why the connection has to end. If there are several, the first one counts."""
+        """Note the reason why the connection has to end. The first reason counts."""
         self._stop_reason = self._stop_reason or reason
 
     def _serve_until_end(self) -> None:

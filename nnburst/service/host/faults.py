@@ -2,7 +2,7 @@
 
 The client writes orders (`Order`) to a socket, and each order carries one end of another socket. A thread that passes
 a point first reads the new orders, so an order holds for every later call, and no extra thread is needed. Before a
-fault happens it is reported on the order's socket; the client withdraws the order by one byte there.
+fault happens it is reported on the order's socket; the client withdraws the order by sending one byte there.
 
 A service without fault points does not load this module.
 """
@@ -75,7 +75,7 @@ class _Armed:
             return False
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the order is withdrawn, for at most that many seconds."""
+        """Wait until the order is withdrawn, at most for a number of seconds."""
         end = None if seconds is None else time.monotonic() + seconds
         ready([self._sock.fileno()], seconds)
         if not self.withdrawn():

@@ -323,10 +323,10 @@ def on_copy_buffer(client: Client, message: calls.CopyBuffer, fds: FdBundle) -> 
 # -- bursts ----------------------------------------------------------------------------------------------------------
 
 _SLOTS_PER_CALL = 200
-"""Most slots in one call: each slot's memory has at least one descriptor, and a message has room for 253."""
+"""Maximum number of slots in one call: each slot's memory has a descriptor or more, and a message up to 253."""
 _GET_MEMORIES_TIMEOUT = 10.0
 _MOST_SLOTS = 16384
-"""Most slots of one burst. No quota counts slots of driver-managed buffers."""
+"""Maximum number of slots of one burst. No quota counts slots of driver-managed buffers."""
 _LONGEST_WINDOW = 0.01
 
 

@@ -61,8 +61,8 @@ class ServiceHost:
         quotas: Limits of one connection.
         user_quotas: Limits of all connections of one user.
         page: The statistics page, closed by the host; None for no statistics.
-        workers: The most computing calls, and the most other calls, of one connection that are served at the same
-            time.
+        workers: The maximum number of computing calls, and of other calls, of one connection that are served at the
+            same time.
         listeners: Threads for the bursts of all connections, closed by the host; None for a thread for each burst.
         max_run: Seconds that one run may take; None for no limit.
         max_compile: Seconds that reading and compiling a model of a client may take, after which this process ends.

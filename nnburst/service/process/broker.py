@@ -33,7 +33,7 @@ from .workers import AcceptedClient, WorkerPool
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
 _MOST_REFUSALS = 16
-"""Most peers that are told at the same time why they are refused; others are only disconnected."""
+"""Maximum number of peers that are told at the same time why they are refused; others are only disconnected."""
 _HELLO_PATIENCE = 10.0
 """Seconds that an accepted peer has to send hello. The user's quota of connections limits how many may wait."""
 _NEW = 10.0
@@ -125,7 +125,7 @@ class Broker:
         """Serve until `stop` or a signal, then end the workers.
 
         Args:
-            when_ready: Called as soon as signals are handled: whoever learns that the service is ready may send
+            when_ready: Called as soon as signals are handled: a program that learns that the service is ready may send
                 SIGTERM.
             change: Reloads a named model from its files, or unloads it; the name None, after SIGHUP, reloads all
                 models. It runs in its own thread, because a worker may take long.
@@ -251,7 +251,7 @@ class Broker:
         self._await(client, _HELLO_PATIENCE)
 
     def _charge_connection(self, user: Ledger, uid: int) -> Charge:
-        """Charge a connection to its user. Over the quota, first refund closed ones that are not yet reported."""
+        """Charge a connection to its user. Over the quota, first refund closed, unreported connections."""
         now = time.monotonic()
         while self._new and self._new[0][0] <= now - _NEW:
             self._new.popleft()[1].release()

@@ -127,7 +127,7 @@ class Groups:
 def own_groups(own: Path = _OWN) -> Groups | None:
     """Return the groups of this service, and move this process into a group beside them; None without delegation.
 
-    Used is the group of a container, or of a unit with ``Delegate=``: a group that this process may write and that
+    The group of a container, or of a unit with ``Delegate=``, is used: a group that this process may write and that
     has no other processes. Root may write every group, so for root the service manager's mark of delegation decides.
 
     Args:

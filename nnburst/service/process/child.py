@@ -35,7 +35,7 @@ _OWN_FIRST, _NAMED_NEXT = 500, 200
 
 
 def pidfd_of_parent(parent: int) -> int:
-    """Return a pidfd of the process that started this one; -1 if that has ended."""
+    """Return a pidfd of the process that started this one; -1 if that process has ended."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(parent)
         if os.getppid() == parent:  # otherwise another process may have the number now

@@ -41,7 +41,7 @@ _RETRY = 0.005
 _LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
 _LONGEST_OPTION = 1024
-"""Most bytes of a socket option that Python reads."""
+"""Maximum bytes of a socket option that Python reads."""
 _SO_PEERPIDFD = 77  # Linux 6.5
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock with a 64-bit off_t
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -171,7 +171,7 @@ def fork(
 
 
 def _status(fds: FdSet) -> int | None:
-    """Return the exit status as `subprocess` writes it; None if the zygote does not answer."""
+    """Return the exit status in `subprocess`'s form; None if the zygote does not answer."""
     _, told = fds.fds
     return int(text) if ready([told], LEAVING) and (text := os.read(told, 16)) else None
 

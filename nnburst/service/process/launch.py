@@ -38,7 +38,7 @@ _Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
 _END_OF_A_WORKER = 4 * LEAVING
 """Seconds that a worker's end may take: it lets runs finish and tells its clients."""
 _EXIT_PATIENCE = 0.2
-"""Seconds to wait for a child's end after its socket has closed, which the system closes first."""
+"""Seconds to wait for a child's end after its socket has closed: a process ends a little later."""
 
 
 def _absolute(entry: str) -> str:
@@ -86,7 +86,7 @@ def start_child(
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child; None for a copy of this process's.
-        warm: True to load the modules at once that the devices need for their first model.
+        warm: True to load at once the modules that the devices need for their first model.
         functions: Result of `encode_functions`, for the device ``nnburst-function``.
         more: Other fields of `ServiceOptions`, for a worker.
         broker: Handler of the worker's calls.

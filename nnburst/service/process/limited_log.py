@@ -20,9 +20,9 @@ LINES = 10
 """Lines from one place in the code that are written in a `PERIOD`; further lines are only counted."""
 PERIOD = 10.0
 LONGEST = 4000
-"""Most characters of a line with its traceback; the rest is cut off."""
+"""Maximum characters of a line with its traceback; the rest is cut off."""
 _BYTES = 4 * LONGEST
-"""Most bytes of a line, enough for `LONGEST` characters."""
+"""Maximum bytes of a line, enough for `LONGEST` characters."""
 _LAST_WORDS = 1 << 16
 """Bytes that fit into a pipe."""
 _OWN_LINE = re.compile(r"nnburst service \d+: (DEBUG|INFO|WARNING|ERROR|CRITICAL): (.*)")
@@ -45,7 +45,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """A handler that writes to stderr, with a limit, so that clients cannot flood the log.
 
     Args:
-        lines: Most lines from one place in the code in a period.
+        lines: Maximum number of lines from one place in the code in a period.
     """
 
     def __init__(self, lines: int = LINES) -> None:
@@ -83,7 +83,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         super().close()
 
     def _report_left_out(self, ended: float) -> None:
-        """Report the lines that were left out in periods that have ended by a time."""
+        """Report the lines left out in periods that began at or before `ended`."""
         for (path, line), place in self._places.items():
             if place.left_out and place.since <= ended:
                 where = f"{os.path.basename(path)}:{line}" if line else path
@@ -128,7 +128,7 @@ def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> No
     Args:
         fds: The readable end of the output, and a pidfd of the process. This function closes them.
         what: Name of the process in the log.
-        most: Most lines in a period.
+        most: Maximum number of lines in a period.
         count: Called for each line, even if it is left out.
     """
     with contextlib.closing(fds), contextlib.closing(LimitedHandler(most)) as handler:

@@ -133,7 +133,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
         max_run, max_compile: Seconds that running and compiling a model may take; None for no limit.
         scheduling: The scheduling of its threads.
         sandbox: Mode of `close_door`.
-        warm: True to load the modules at once that most models need.
+        warm: True to load at once the modules that most models need.
         path: Module search path of the client's program.
         socket: Inherited end of a socketpair.
         stderr: Descriptor that becomes stdout and stderr once the service has started.

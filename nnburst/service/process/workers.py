@@ -299,8 +299,7 @@ class WorkerPool:
         return iter(list(self._all.values()))
 
     def take(self, client: AcceptedClient, *, own: bool = False) -> None:
-        """Hand a client to the shared worker or, with `own`, to the worker for its own models. Starts it if
-        needed."""
+        """Hand a client to the shared worker or, with `own`, to the worker for its own models. Starts it if needed."""
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
             key = client.peer.uid if self._isolation is Isolation.USER else client

@@ -56,7 +56,7 @@ MAX_INLINE = 64 * 1024
 MAX_BODY = 16 * 1024 * 1024
 """Longest body of a message, in bytes. It need not contain large constants, which are in pools."""
 MAX_REFERENCED = 1024
-"""Most subgraphs that a model refers to. Together they have at most `MAX_OPERANDS` operands and operations."""
+"""Maximum number of subgraphs that a model refers to, with at most `MAX_OPERANDS` operands and operations in all."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Cpus = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**20)], ...], msgspec.Meta(max_length=8192)]
@@ -323,8 +323,7 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
     """The reply to `PrepareModel`.
 
-    `cache`: the result of saving; `takes_steps`: a burst's slot may be a number of
-    steps.
+    `cache`: the result of saving; `takes_steps`: a burst's slot may be a number of steps.
     """
 
     prepared_model: Id
@@ -467,8 +466,7 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
     """The reply to `ConfigureBurst`.
 
-    `cpus`: processors of the listener; `pipelined`: several requests may wait, and the
-    bell is used.
+    `cpus`: processors of the listener; `pipelined`: several requests may wait, and the bell is used.
     """
 
     burst: Id

@@ -14,7 +14,7 @@ _HARD, _LINEAR = 0, 1
 
 
 def _overlaps(box: Array, others: Array) -> Array:
-    """Return intersection over union of a box (two corners) and each of other boxes."""
+    """Return intersection over union of a box (two corners) and each of several other boxes."""
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     common = np.maximum(high - low, 0).prod(1)
     area = (others[:, 2:] - others[:, :2]).prod(1) + (box[2:] - box[:2]).prod() - common
@@ -66,7 +66,7 @@ def real_values(call: KernelCall, name: str) -> Callable[[Array], Array]:
 
 
 def _real(call: KernelCall, name: str) -> Array:
-    """Return the present real values of an input in float64, for measured operations."""
+    """Return the real values that an input has in this run, in float64."""
     return real_values(call, name)(call.array(name))
 
 
@@ -85,7 +85,7 @@ def bbox_transform(call: KernelCall) -> None:
 
 
 def _place_measured(call: KernelCall, results: list[Array]) -> None:
-    """Give the outputs of a measured operation their arrays, and fill these."""
+    """Give outputs whose sizes the run has found their arrays, and fill these."""
     for which, real in enumerate(results):
         call.place(which, real.shape)
         operand, out = call.output(which), call.out(which)

@@ -112,7 +112,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _reach(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return the image elements whose product with a filter element lies in the result, and its places there."""
+    """Return the image elements whose product with a filter element lies in the result, and the products' places."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

@@ -117,7 +117,7 @@ def _inverse(x: Array) -> Array:
 
 @cache
 def _table(name: str, whole: int) -> Array:
-    """Return a function's result for each 16-bit number with `whole` digits before the point."""
+    """Return a function's result for each 16-bit number with `whole` binary digits before the point."""
     a = np.arange(-(2**15), 2**15)
     if name == "sigmoid":
         above = np.minimum(_inverse(_exp(-np.abs(a), whole)) << 1, _ONE)

@@ -26,10 +26,10 @@ def _readers(call: KernelCall, names: list[str]) -> dict[str, Callable[[], Array
 
 
 def quantized_16bit_lstm(call: KernelCall) -> None:
-    """QUANTIZED_16BIT_LSTM: the cell state has 11 digits after the point, the output counts 1/128.
+    """QUANTIZED_16BIT_LSTM: the cell state has 11 digits after the point, the output is in units of 1/128.
 
-    A gate is the row (input, previous output) times the columns (recurrent weights, input weights). As on devices,
-    the orders differ, so the first columns of the recurrent weights multiply the input.
+    A gate is the row (input, previous output) times the columns (recurrent weights, input weights). In these orders,
+    the first columns of the recurrent weights multiply the input, as on other devices.
     """
     names = [f"{kind}_{gate}" for kind in "wrb" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", *names])

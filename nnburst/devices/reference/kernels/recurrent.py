@@ -52,7 +52,7 @@ def _given(call: KernelCall, names: Iterable[str]) -> dict[str, Array]:
 
 
 def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Iterable[Array]]) -> None:
-    """Append a call of a function from all inputs, in float64, to the operation's results in order."""
+    """Append a call of a function that computes the operation's results, in order, from all inputs in float64."""
     outs = [call.out(which) for which in range(len(call.operation.outputs))]
 
     def step() -> None:
