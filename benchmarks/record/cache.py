@@ -1,4 +1,4 @@
-"""Rows (j): compiling a model of five million weights, restoring it from cache files, and a lower bound for that."""
+"""Rows (j): times to compile a model of five million weights and to restore it, and a lower bound for the second."""
 
 from __future__ import annotations
 

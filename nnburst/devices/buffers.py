@@ -185,7 +185,7 @@ class BoundBuffers:
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
-        """Return the dimensions of outputs in buffers after a run: from its result, or known before."""
+        """Return the dimensions of outputs in buffers after a run: those in its result, else those known before it."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []

@@ -55,7 +55,7 @@ class CacheFiles(Struct, frozen=True):
         cache_key: 32 bytes that name the entry.
         fingerprint: 32 bytes of the model, to detect a cache key of another model; or empty.
         staged: True if the files become visible later; then the client calls `Device.confirm_cache`.
-        place_fds: The directory of the entry: a save replaces the entry with this cache key there.
+        place_fds: Descriptor of the directory in which a save replaces the entry of this cache key; or empty.
         priority: Priority of a restored model's executions; `CompileJob` has that of a compiled one.
         encrypt: True to write encrypted files, and to accept no others.
     """

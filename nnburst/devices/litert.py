@@ -75,7 +75,7 @@ class LitertDevice(LocalDevice):
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Refuse any model but one imported file."""
+        """Accept the operation of an imported file only; return why another one is refused."""
         is_file = extension_prefix(model, EXTENSION_NAME) == _PREFIX and operation.type == _CODE
         is_file = is_file and len(model.main.operations) == 1 and not model.referenced
         return "" if is_file else f"models of {EXTENSION_NAME} are one file, as imported"

@@ -297,7 +297,7 @@ class _ThroughBurst:
 
 
 class _PartsKernel:
-    """A kernel that runs the parts of a request in order. `tells` is True if a result is more than a status."""
+    """A kernel that runs the parts of a request in order. `tells`: it returns more than a status."""
 
     def __init__(
         self, model: PartitionedModel, request: Request, kernels: Sequence[Kernel], measured: bool, *, tells: bool

@@ -41,7 +41,7 @@ class NoSuchModel(InvalidArgument):
 
 @dataclass
 class ModelCounts:
-    """Counts and times (in nanoseconds) of requests for one version of a model, for the loop's thread.
+    """Counts and times (in nanoseconds) of requests for one version of a model. Only the event loop's thread uses it.
 
     Attributes:
         failures: Number of failures by reason; Triton defines the reasons.

@@ -46,15 +46,15 @@ class Signature(Struct, frozen=True):
     """The inputs and results of an operation: one row of the operation table, made by `signature`.
 
     Attributes:
-        forms: Every accepted input list, options expanded.
-        types: Data types for T, with the first version that has each.
-        outputs: Every accepted output list, options expanded.
+        forms: Every accepted list of inputs, one for each choice of optional inputs.
+        types: Data types that the type variable T stands for, each with the first version that has it.
+        outputs: Every accepted list of outputs, one for each choice of optional outputs.
         infer: Function from the inputs to the outputs; raises `InvalidArgument` when the inputs do not fit together.
         ranks: Smallest and largest rank of an input, by name; checked once the rank is known.
         output_quantisation: Quantisation of the first output: the name of an input that has the same, a mapping
             {type: (scale, zero point)}, or None for any.
         check: Further rules on the operands of a model, or None.
-        zero_sized: True if a dimension of an input may really be 0.
+        zero_sized: True if 0 may be the size of an input's dimension, not only the sign that it is unspecified.
         measured: True if sizes of outputs depend on the values of inputs, so that only a run finds them.
     """
 

@@ -1,4 +1,4 @@
-"""The server of a burst: the client's slots, the bound plans, and the object that the client uses."""
+"""The service's side of a burst: the memories in the client's slots, the bound plans, and the handle that closes it."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class ServerEnd:
         return reason
 
     def leave(self) -> None:
-        """Note that the client no longer waits for answers. Takes no lock."""
+        """Record that the client no longer waits for answers. Takes no lock."""
         self._token.cancel()
 
     def hang_up(self) -> None:

@@ -68,10 +68,10 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """True if the round can be compared: it has samples, and L changed by less than a factor of 1.5.
+        """True if the round can be compared: it has samples, and L, the latency between two CPUs, was steady.
 
-        L changes if the host moves the guest's CPUs. Without a second CPU there is no L, and any round with samples
-        counts.
+        L may change by a factor of 1.5; it changes more if the host moves the guest's CPUs. With one CPU there is no
+        L, and any round with samples counts.
         """
         low, high = sorted((self.line_before, self.line_after))
         return len(self.samples) > 0 and not math.isinf(high) and not high > 1.5 * low

@@ -23,7 +23,7 @@ EXTENSION_NAME = "org.nnburst.onnx"
 FILE = 0
 """Operand type of the extension for a file's bytes; its extra parameters are the file's name."""
 GRAPH = 0
-"""Operation of the extension. Its inputs are files, then the graph's inputs; its outputs are the graph's."""
+"""Operation that runs an ONNX graph. Its inputs are the model's files, then the graph's inputs."""
 _PREFIX = 1
 _MOST_FILES = 252
 """Largest number of external files of a model: a message cannot contain more pools."""

@@ -69,7 +69,7 @@ class OnnxPreparedModel(LocalModel):
         self._batches = Batches(self.graph, most)
 
     def _leave_open(self, outputs: Collection[int]) -> None:
-        """Ignore the declared dimensions of outputs from now on: the file is wrong, and only runs find them."""
+        """Ignore, from now on, the dimensions that the file declares for outputs: they are wrong, only runs tell others."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}
         prefix = extension_prefix(self.model, EXTENSION_NAME)

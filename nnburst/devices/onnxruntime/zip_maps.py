@@ -18,9 +18,9 @@ from .library import messages
 
 
 def take_out(proto: Any) -> dict[str, bytes]:
-    """Replace output maps of scores by the scores; return the labels by output, in the encoding of `encoded`.
+    """Replace each output that maps labels to scores by an array of the scores; return the encoded labels by output.
 
-    A map that ONNX Runtime may refuse is left alone. No operator reads such maps.
+    No operator reads a map, so nothing else changes. A map that ONNX Runtime may refuse stays as it is.
     """
     labels: dict[str, bytes] = {}
     makers = {name: node for node in proto.graph.node if _is_zip_map(node) for name in node.output}

@@ -89,7 +89,7 @@ class Binding:
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Release the arrays of results that a with block makes when the block ends."""
+        """Release, when a with block ends, the arrays of results that were made in it."""
         bound = frozenset(self._taken)
         try:
             with self.budget.for_a_run():

@@ -114,7 +114,7 @@ def _infer_both_rnn(view: OperationView) -> Outputs:
 
 
 def _infer_svdf(view: OperationView) -> Outputs:
-    """Infer the outputs of SVDF: units x rank filters, and a state with the memory of every filter."""
+    """Infer the outputs of SVDF: a state, the memory of every filter, and a result with a value for each unit."""
     (batch, _), rank = view.dims("x"), view.integer("rank", least=1)
     filters, memory = view.dims("w_time")
     if filters % rank:

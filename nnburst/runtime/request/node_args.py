@@ -49,7 +49,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
             ``seq(map(int64,tensor(float)))``. A session then has the `shape` and `dtype` of the elements; in a
             compilation the argument is an array of bytes that contains the encoded value.
-        said: Shape of the elements, in a compilation.
+        said: In a compilation, the shape of the elements if `holds` is not empty; `shape` is that of the bytes.
         is_optional: True for an input that may be left out, as the model has a default for it.
     """
 
