@@ -69,7 +69,7 @@ class OnnxPreparedModel(LocalModel):
         self._batches = Batches(self.graph, most)
 
     def _leave_open(self, outputs: Collection[int]) -> None:
-        """Ignore, from now on, the dimensions that the file declares for outputs: they are wrong, only runs tell others."""
+        """Ignore the dimensions that the file declares for outputs: they are wrong, and a run tells the true ones."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}
         prefix = extension_prefix(self.model, EXTENSION_NAME)
