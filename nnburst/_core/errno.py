@@ -9,7 +9,6 @@ import operator
 import os
 import resource
 from collections.abc import Callable, Collection, Mapping
-from functools import wraps
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
@@ -24,7 +23,6 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from ..options import SessionKeywords
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -168,23 +166,3 @@ def one_of(value: T, what: str, words: Collection[object]) -> T:
         *others, last = map(repr, words)
         raise InvalidArgument(f"{what}={value!r}; choose {', '.join(others)} or {last}")
     return value
-
-
-def keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that its errors name keywords: the nearest to an unknown one, all for a value without one."""
-    code, name = function.__code__, function.__qualname__.removesuffix(".__init__")
-    known = [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
-    known += SessionKeywords.__annotations__ if "options" in function.__annotations__ else ()
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        wrong = next((f"{each}=" for each in kwargs if each not in known), "")
-        if wrong or len(args) > code.co_argcount:
-            from difflib import get_close_matches
-
-            near = get_close_matches(wrong, known, 1) or known[code.co_argcount :]
-            takes = ", ".join(f"{each}=" for each in near)
-            raise InvalidArgument(f"{name}() takes {takes}, not {wrong or 'a value without its keyword'}")
-        return function(*args, **kwargs)
-
-    return call

@@ -34,7 +34,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from .._core.errno import keywords
 from ..burst.kernel import Kernel
 from ..errors import (
     DeviceUnavailable,
@@ -114,7 +113,6 @@ class Declaration(Struct, frozen=True):
     needs: Needs = Needs()
 
 
-@keywords
 def declare(
     *, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
 ) -> Callable[[Function], Function]:

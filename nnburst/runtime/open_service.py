@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.deadline import Deadline
-from .._core.errno import flag, keywords
+from .._core.errno import flag
 from ..devices.registry import check_names, create_device
 from ..errors import DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..options import LogLevel, RealTimePolicy, SandboxMode
@@ -24,7 +24,6 @@ _A_MOMENT = 0.05
 """Seconds between two attempts to reach a service that is starting."""
 
 
-@keywords
 def launch(
     *,
     devices: Sequence[str] = DEFAULT_DEVICES,
@@ -112,7 +111,6 @@ def launch(
     )
 
 
-@keywords
 def connect(
     address: str = "nnburst", *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
 ) -> Service:
@@ -161,7 +159,6 @@ def connect(
     return Service(backend, repr(address), again, shared=(elsewhere, open_timeout, trusted))
 
 
-@keywords
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
     """Return a service that runs models in this process, for tests and comparisons.
 

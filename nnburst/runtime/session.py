@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from .._core.deadline import OPENING, Deadline, check_timeout
-from .._core.errno import flag, keywords, member, one_of
+from .._core.errno import flag, member, one_of
 from .._core.leaving import Closing, Leaving, OneProcess
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model.types import Array, ExecutionPreference, Priority
@@ -168,7 +168,6 @@ class Session(OneProcess, Closing):
         "sessions of nnburst.connect(…) pickle"
     )
 
-    @keywords
     def __init__(
         self,
         model: ModelSource,
@@ -341,7 +340,6 @@ class Session(OneProcess, Closing):
         except (KeyError, TypeError):
             raise InvalidArgument(f"no outputs {names!r}; this model has {list(self._output_indexes)}") from None
 
-    @keywords
     def bind(
         self,
         *,
