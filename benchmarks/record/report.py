@@ -26,7 +26,7 @@ GROUPS = {
     "i": "(i) the slot table, reference device",
     "j": "(j) compilation caching, reference device",
     "k": "(k) 32 bytes, awaited in an event loop, and several in flight",
-    "l": "(l) an ONNX model, a thread of its service with the lock",
+    "l": "(l) an ONNX model, the service's interpreter lock free or held",
 }
 FIGURES = {"p50": "p50_us", "p90": "p90_us", "p99": "p99_us", "p99.9": "p999_us", "max": "max_us"}
 

@@ -190,7 +190,7 @@ def serve(
     FILE.py:FUNCTION is a Python function declared with @declare. It is served as a model of that name.
 
     Prints one line when it is ready. SIGTERM lets running executions finish. SIGHUP compiles the files of the named
-    models again and replaces the models. Can also be started from a systemd socket unit (see deploy/systemd).
+    models again and replaces the models. A systemd socket unit can start it, too (see deploy/systemd).
     """
     _settle_environment()
     from ..._core.errno import this_process
