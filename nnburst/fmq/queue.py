@@ -15,8 +15,8 @@ from .._core.deadline import Deadline
 from .._core.errno import check, member
 from .._core.fds import FdSet
 from .._core.leaving import Closing, abandon_when_forked
+from .._options import FlavourName, QueueLayout
 from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError
-from ..options import FlavourName, QueueLayout
 from .descriptor import Flavour, Grantor, Layout, MQDescriptor
 from .event_flag import EventFlag
 

@@ -17,9 +17,9 @@ from .._core.errno import check, system
 from .._core.fds import FdSet
 from .._core.file_system import check_file_system
 from .._core.leaving import Closing
+from .._options import ImageFormat
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model.types import Array
-from ..options import ImageFormat
 from . import named
 from .descriptor import MemoryMapping, MemoryObject, examine, private_bytes, read_into, sync_dma_buf, write_from
 from .image import ImageLayout, gather, new_layout, plane_layout, plane_views, scatter

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from .._core.errno import is_real, whole
+from .._options import ActivationName, PaddingName, TensorLayout
 from ..errors import BadState, InvalidArgument
-from ..options import ActivationName, PaddingName, TensorLayout
 from .extensions import extension_code
 from .operand import Operand, Output, Outputs, Value
 from .operand_types import (

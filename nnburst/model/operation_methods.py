@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..options import ActivationName
+from .._options import ActivationName
 from .operand import Operand, Output, Outputs, Value
 from .operation_types import OperationType as O
 

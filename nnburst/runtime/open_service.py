@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.deadline import Deadline
 from .._core.errno import flag
+from .._options import LogLevel, RealTimePolicy, SandboxMode
 from ..devices.registry import check_names, create_device
 from ..errors import DeviceUnavailable, InvalidArgument, MissedDeadline
-from ..options import LogLevel, RealTimePolicy, SandboxMode
 from .compile.model_files import FUNCTIONS
 from .service import DEFAULT_DEVICES, LocalBackend, Service, child
 

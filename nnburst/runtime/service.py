@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import socket
     from typing import TypeAlias, Unpack
 
+    from .._options import SessionKeywords
     from ..devices.interfaces import Device
-    from ..options import SessionKeywords
     from ..service.client.connection import ServiceConnection
     from ..service.wire.protocol import Sandbox
     from .compile.compilation import Compilation

@@ -18,9 +18,9 @@ from msgspec.structs import force_setattr
 from .._core.deadline import OPENING, Deadline, check_timeout
 from .._core.errno import flag, member, one_of
 from .._core.leaving import Closing, Leaving, OneProcess
+from .._options import OnDeath, OnError, SandboxMode, SessionKeywords
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model.types import Array, ExecutionPreference, Priority
-from ..options import OnDeath, OnError, SandboxMode, SessionKeywords
 from .compile.model_files import FUNCTIONS, ModelSource, checked_source, devices_for, found
 from .display import described
 from .service import Service, child

@@ -9,10 +9,8 @@ import numpy as np
 
 import nnburst
 from nnburst.fmq import MessageQueue
-from nnburst.options import OnDeath
 from nnburst.testing import inject
 
-on_death: OnDeath = "retry"  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 image = np.zeros((1, 8), np.float32)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ import nnburst
 from nnburst import Needs, Tensor, declare
 from nnburst.fmq import MessageQueue
 from nnburst.model import ExecutionPreference, Priority
-from nnburst.options import OnDeath, PriorityName
 from nnburst.testing import inject
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,7 +29,7 @@ def built() -> nnburst.Model:
     return builder.build()
 
 
-def own(path: str, on_death: OnDeath = "raise") -> Array:
+def own(path: str, on_death: Literal["raise", "restart"] = "raise") -> Array:
     with nnburst.Session(
         path, on_death=on_death, sandbox="strict", preference="low_power", priority="high", timeout=0.5
     ) as session:
@@ -51,7 +50,7 @@ async def awaited(session: nnburst.Session, inputs: Mapping[str, list[float]]) -
     return await session.arun(["y"], inputs)
 
 
-def shared(priority: PriorityName | Priority = "medium") -> None:
+def shared(priority: Literal["low", "medium", "high"] | Priority = "medium") -> None:
     with nnburst.connect("vision", trust_uid={1000}) as service:
         assert_type(service, nnburst.Service)
         with service.session("detector", priority=priority, on_death="restart", retry=1) as session:

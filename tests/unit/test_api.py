@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst._options import SessionKeywords
 from nnburst.model.operation_methods import OperationMethods
-from nnburst.options import SessionKeywords
 from support import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text("utf-8")

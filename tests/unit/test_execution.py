@@ -30,6 +30,7 @@ from nnburst import (
     OutputInsufficientSize,
     Service,
 )
+from nnburst._options import SessionKeywords
 from nnburst.burst.interfaces import BurstContext
 from nnburst.errors import ErrorStatus, OutputShape
 from nnburst.fmq import MessageQueue
@@ -38,7 +39,6 @@ from nnburst.model.extensions import ImportedModel
 from nnburst.model.running import Failure
 from nnburst.model.types import DataLocation, Lifetime, OperandDesc
 from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
-from nnburst.options import SessionKeywords
 from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from nnburst.runtime.session import Options

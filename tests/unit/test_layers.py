@@ -24,7 +24,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "_lazy",
     "_version",
     "errors",
-    "options",
+    "_options",
     "_core",
     "watch",
     "fmq",

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 import nnburst
-from nnburst import options
+from nnburst import _options as options
 from nnburst.fmq.descriptor import Flavour, Layout
 from nnburst.memory.image import FORMATS
 from nnburst.model import ExecutionPreference, Priority

@@ -24,6 +24,7 @@ import nnburst
 import nnburst.fmq
 import nnburst.testing
 from nnburst import BadState, InvalidArgument, Memory, ModelBuilder, Needs, Operand, OperandType, OperationType
+from nnburst._options import SessionKeywords
 from nnburst.burst import ExecutionBurstController
 from nnburst.cli import main
 from nnburst.cli.serve.command import _batching
@@ -34,7 +35,6 @@ from nnburst.devices.interfaces import CompileJob
 from nnburst.devices.registry import create_device
 from nnburst.model import Request, RunOptions
 from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, RequestArgument
-from nnburst.options import SessionKeywords
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process.discovery import claim
 from nnburst.service.process.launch import start_child

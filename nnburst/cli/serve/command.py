@@ -21,7 +21,7 @@ from ...errors import InvalidArgument
 from ..targets import parse_pairs, user_number, whole_number
 
 if TYPE_CHECKING:
-    from ...options import LogLevel, SandboxMode
+    from ..._options import LogLevel, SandboxMode
     from .repository import Batching
 
 _MOST_FDS = 1 << 18

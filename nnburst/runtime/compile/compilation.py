@@ -13,12 +13,12 @@ from msgspec import Struct
 from ..._core.deadline import Deadline, check_timeout
 from ..._core.errno import member
 from ..._core.leaving import Closing, OneProcess
+from ..._options import PreferenceName, PriorityName
 from ...cache.names import check_cache_key
 from ...devices.interfaces import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...model.extensions import ImportedModel, ModelMetadata
 from ...model.types import Capabilities, ExecutionPreference, Model, Priority
-from ...options import PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
 from ..service import Service, closes_with
 from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, Job

@@ -20,9 +20,9 @@ from ..._core.errno import meaning, one_of, system
 from ..._core.fds import FdSet, ready
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
+from ..._options import LogLevel, SandboxMode
 from ...devices.registry import check_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
-from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
 from .command import child_environment, interpreter, safe_command
 from .forked import FUNCTIONS, SEQPACKET, find_zygote, fork, occupy_streams

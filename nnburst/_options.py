@@ -1,7 +1,4 @@
-"""Literal types of the words that options accept, for annotations of functions that pass an option on.
-
-Where an option also accepts a member of an enumeration, or a number, its own annotation says so.
-"""
+"""Literal types of the words that options accept."""
 
 from __future__ import annotations
 
