@@ -97,7 +97,7 @@ def architecture() -> str:
     p.arrow((290, 132), (200, 132))
     p.box(40, 172, 680, 44, "shared", "tensors: shared memory that both processes map; nothing is copied")
     p.arrow((120, 235), (120, 264), (640, 264), (640, 235), dashed=True, both=True)
-    p.text(380, 281, "a socket: to open a model, and to notice the other's death; never for a run")
+    p.text(380, 281, "a socket: opens models and shows when the other process ends; a run does not use it")
     return p.svg()
 
 
@@ -113,7 +113,7 @@ def request() -> str:
     steps = (
         (program, memory, "program", "1  write the inputs"),
         (program, memory, "program", "2  run(): put a packet into the queue"),
-        (memory, service, "service", "3  take the packet: a known request"),
+        (memory, service, "service", "3  take the packet from the queue"),
         (memory, service, "service", "4  the model reads the inputs"),
         (service, memory, "service", "5  … and writes the outputs"),
         (service, memory, "service", "6  put a packet into the other queue"),
@@ -124,7 +124,7 @@ def request() -> str:
         y = 92 + number * 34
         p.arrow((start, y), (end, y), kind=kind)
         p.text((start + end) / 2, y - 11, words)
-    p.text(400, 376, "While both sides are awake, the kernel has no part in it; a side that sleeps is woken.")
+    p.text(400, 376, "While both processes poll, steps 1 to 8 need no system call. A process that sleeps is woken.")
     return p.svg()
 
 
@@ -190,21 +190,21 @@ def latency() -> str:
 def sharing() -> str:
     """Return the picture of a shared service: broker, workers, gateway."""
     p = Picture(
-        760, 430, "Programs reach the workers of a shared service by bursts of their own; a broker hands them over."
+        760, 430, "Programs open sessions at a broker, which passes each connection to a process that runs models."
     )
     p.frame(20, 100, 180, 230, "program", "programs")
-    for y, lines in ((138, ("with a model", "of its own")), (202, ("web worker",)), (262, ("robot",))):
+    for y, lines in ((138, ("a program with", "its own model")), (202, ("web worker",)), (262, ("robot",))):
         p.box(38, y, 144, 48, "plain", "", *lines)
     p.box(260, 20, 240, 56, "service", "broker", "nnburst serve --name vision")
-    p.box(560, 118, 180, 88, "service", "one user's process", "the models that", "its programs bring")
-    p.box(560, 224, 180, 88, "service", "one for all users", "named models:", "loaded once")
+    p.box(560, 118, 180, 88, "service", "one process per user", "models that this", "user's programs load")
+    p.box(560, 224, 180, 88, "service", "one process for all", "models that all", "programs share")
     for start, end in ((162, 162), (226, 248), (286, 286)):
         p.arrow((182, start), (560, end), kind="shared", both=True)
-    p.text(380, 146, "bursts: shared memory", colour="shared")
+    p.text(380, 146, "queues in shared memory", colour="shared")
     p.arrow((110, 100), (110, 48), (260, 48), dashed=True)
-    p.text(185, 32, "connect")
+    p.text(185, 32, "open a session")
     p.arrow((500, 48), (650, 48), (650, 118), dashed=True)
-    p.text(580, 32, "hands it over")
+    p.text(580, 32, "pass the connection on")
     p.box(20, 360, 180, 50, "plain", "other machines")
     p.box(290, 360, 180, 50, "service", "gateway", "gRPC, HTTP")
     p.arrow((200, 385), (290, 385), both=True)
@@ -214,9 +214,17 @@ def sharing() -> str:
 
 def walls() -> str:
     """Return the picture of what surrounds a model in a service."""
-    p = Picture(760, 400, "The walls around a model: a process, Landlock, seccomp; only a burst goes through.")
+    p = Picture(
+        760,
+        400,
+        "A sandbox in three layers: a process, Landlock, seccomp. Inputs and outputs pass through shared memory.",
+    )
     for inset, name in enumerate(
-        ("a process of its own: a crash ends it alone", "Landlock: no file but code", "seccomp: few system calls")
+        (
+            "a separate process: your program survives a crash",
+            "Landlock: reads only code files",
+            "seccomp: few system calls",
+        )
     ):
         p.frame(270 + 50 * inset, 20 + 36 * inset, 470 - 75 * inset, 360 - 54 * inset, "service", name)
     p.box(470, 130, 170, 190, "danger", "the model", "and the libraries", "that run it")
