@@ -1,7 +1,7 @@
-"""The blob cache of a process, kept in a file between runs, for devices that cache without the runtime.
+"""A blob cache, kept in a file between runs, for devices that cache without the runtime.
 
 The file is written four seconds after the first change, by `flush`, by `terminate` and when the process ends. A
-failed save is repeated.
+failed save is retried.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .table import Allocator, BlobCache, BlobFileError, Policy, Writable, pack_b
 _log = logging.getLogger("nnburst.blobs")
 _SECONDS = 4.0
 _MOST_SECONDS = 300.0
-"""Longest time in seconds until a failed save is repeated."""
+"""Longest delay in seconds before a failed save is retried."""
 
 
 class NNCache:
     """A thread-safe blob cache. Before `initialize` and after `terminate` it is empty and stores nothing.
 
     Args:
-        build: Text that differs between builds of the device whose blobs are incompatible.
-        key: Secret of the device, without which no program can make a file that is accepted. With an empty key only
-            accidental damage is noticed, so the file must be where only the device can write.
+        build: Text that differs between device builds with incompatible blobs.
+        key: Secret of the device; files made with another key are rejected. An empty key detects only accidental
+            damage, so the file must be where only the device can write.
 
     Example:
         >>> from nnburst.blobs import NNCache
@@ -58,21 +58,18 @@ class NNCache:
         abandon_when_forked(self)
 
     def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy = ("random", "halve")) -> None:
-        """Set limits and policy, which apply from the first use until `terminate`.
-
-        A second call without `terminate` keeps the limits that are in use.
+        """Set limits and policy. They apply from the first use until `terminate`; calls in between change nothing.
 
         Args:
             max_key: Maximum bytes of a key.
             max_value: Maximum bytes of a value.
             max_total: Maximum bytes of all keys and values together.
-            policy: Entries to drop first when the cache is full, ``"random"`` or ``"lru"`` (least recently used); and
-                the amount. ``"halve"``: down to half of the limit; a new entry that still does not fit is dropped.
-                ``"fit"``: just as much as the new entry needs. ``"fit_halve"``: down to half of the limit, and further
-                until the new entry fits.
+            policy: Eviction order of a full cache, ``"random"`` or ``"lru"`` (least recently used first); and its
+                amount. ``"halve"``: down to half of the limit; a new entry that still does not fit is not stored.
+                ``"fit"``: until the new entry fits. ``"fit_halve"``: until the new entry fits, at least down to half.
 
         Raises:
-            InvalidArgument: No such policy.
+            InvalidArgument: The policy is unknown.
         """
         one_of(policy, "policy", [*product(*map(get_args, get_args(Policy)))])
         with self._lock:
@@ -80,7 +77,7 @@ class NNCache:
                 self._limits = max_key, max_value, max_total, policy
 
     def set_cache_filename(self, name: str | os.PathLike[str]) -> None:
-        """Set the file of the cache. It is read at the first use.
+        """Set the file of the cache. The first use reads the file.
 
         Args:
             name: Path of the file; "" to keep the cache only in memory.
@@ -89,10 +86,10 @@ class NNCache:
             self._filename = os.fspath(name)
 
     def set_blob(self, key: bytes, value: bytes) -> None:
-        """Store a value. It is saved within seconds, or by `flush`.
+        """Store a value. It is saved within seconds, or by `flush`. Later entries can evict it.
 
         Args:
-            key, value: The entry. If it is too large, the old value stays. Later entries may evict it.
+            key, value: The entry. A value that is too large does not replace the old value.
         """
         with self._lock:
             cache = self._used()
@@ -115,11 +112,11 @@ class NNCache:
         return self.get_blob_with(key, lambda size: out)[0]
 
     def get_blob_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value into a buffer of its size, which the caller provides.
+        """Copy a value into a buffer that the caller allocates.
 
         Args:
             key: Key of the value.
-            allocate: Called with the size if there is a value. Returns a buffer, or None if there is no memory.
+            allocate: Called with the size of a value that exists. Returns a buffer; None if memory is short.
 
         Returns:
             Size and buffer; 0 and None if there is no value.
@@ -129,8 +126,8 @@ class NNCache:
             return (0, None) if cache is None else cache.get_with(key, allocate)
 
     def flush(self) -> bool:
-        """Save now. Return True if the file contains every stored value afterwards."""
-        with self._saving:  # only one writer at a time, so that an older state never replaces a newer one
+        """Save now. Return True if the file then contains every stored value."""
+        with self._saving:  # one writer at a time: an older state must not replace a newer one
             with self._lock:
                 self._stop_timer()
                 if self._cache is None or not self._filename:
@@ -154,7 +151,7 @@ class NNCache:
             return True
 
     def terminate(self) -> None:
-        """Save, and drop everything in memory. Idempotent."""
+        """Save, and empty the memory. Idempotent."""
         self.flush()
         with self._lock:
             self._stop_timer()
@@ -162,14 +159,14 @@ class NNCache:
             self._dirty = False
 
     def _start_timer(self) -> None:
-        """Plan a save, unless one is already planned. The caller has the lock."""
+        """Schedule a save if none is scheduled. The caller has the lock."""
         if self._filename and self._cache is not None and self._timer is None:
             self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self.flush)
-            self._timer.daemon = True  # does not keep the process alive; `_save_all` saves the rest
+            self._timer.daemon = True  # does not keep the process alive: `_save_all` saves at exit
             self._timer.start()
 
     def abandon(self) -> None:
-        """Reset the cache in a forked child: it has no timer and no unsaved blobs, and reads the file again."""
+        """Reset the cache in a forked child: without timer and unsaved blobs, it reads the file again."""
         self._lock, self._saving = threading.RLock(), threading.Lock()
         self._cache, self._timer, self._dirty = None, None, False
 
@@ -179,7 +176,7 @@ class NNCache:
             timer.cancel()
 
     def _used(self) -> BlobCache | None:
-        """Return the cache, which is created and loaded at the first use. The caller has the lock."""
+        """Return the cache; the first use creates and loads it. The caller has the lock."""
         if self._limits is None:
             return None
         if self._cache is None:
@@ -190,7 +187,7 @@ class NNCache:
 
     def _load(self, cache: BlobCache) -> None:
         try:
-            # The smallest entry, of two bytes, takes ten bytes in the file, so a larger file cannot be ours.
+            # The smallest entry has two bytes, and ten in the file: this cache cannot have written a larger file.
             data = read_blob_file(self._filename, 5 * cache.max_total + 4096)
             cache.unflatten(data, build=self._build, key=self._key)
         except FileNotFoundError:

@@ -6,8 +6,8 @@
     24 length of the rest u64   32 digest of the build[32]   64 code over bytes 0-63 and the rest[32]
     96 entries as (key, value), least recently used first: MessagePack
 
-The code is SHA-256, or HMAC-SHA256 with a key. Without a key it shows only accidental damage, so such a file must be
-where only the device can write. The file is read into memory, and the code checked before anything after it is used.
+The code is SHA-256, or HMAC-SHA256 with a key. Without a key the code detects only accidental damage, so the file must
+be where only the device can write. The code is checked before the entries are used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Allocator = Callable[[int], Writable | None]
 
 
 Policy = tuple[Literal["random", "lru"], Literal["halve", "fit", "fit_halve"]]
-"""The rules of eviction: see `NNCache.initialize`."""
+"""Order and amount of eviction: see `NNCache.initialize`."""
 
 
 class BlobCache:
@@ -40,7 +40,7 @@ class BlobCache:
         max_key: Maximum bytes of a key.
         max_value: Maximum bytes of a value.
         max_total: Maximum bytes of all keys and values together.
-        policy: The rules of eviction.
+        policy: See `NNCache.initialize`.
     """
 
     def __init__(
@@ -50,16 +50,15 @@ class BlobCache:
         self._select, self._capacity = policy
         self._random = random.Random(seed)
         self._values: dict[bytes, bytes] = {}
-        """Entries in the order of their last use, the least recent first."""
+        """Entries, least recently used first."""
         self._total = 0
 
     # ---- using ---------------------------------------------------------------------------------------------------
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Store a value. Does nothing if key, value or both together are empty or too large.
+        """Store a value. Do nothing if key or value is empty or too large, or if both together exceed `max_total`.
 
-        The old value stays if the new one is too large. Later values may evict the new one; under the capacity "halve"
-        it may be dropped at once.
+        Under the policy "halve", a value that does not fit after the eviction is not stored.
         """
         if not (0 < len(key) <= self.max_key and 0 < len(value) <= self.max_value):
             return
@@ -84,18 +83,18 @@ class BlobCache:
             out: Buffer for the value; None to get only the size.
 
         Returns:
-            Size of the value, even if it was not copied; 0 if there is no value. Only a copy counts as a use.
+            Size of the value, even if it was not copied; 0 if there is no value.
         """
         return self.get_with(key, lambda size: out)[0]
 
     def get_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value into a buffer of its size, which the caller provides.
+        """Copy a value into a buffer that the caller allocates. Only a copy counts as a use.
 
         Args:
-            allocate: Called with the size if there is a value. Returns a buffer, or None if there is no memory.
+            allocate: Called with the size of a value that exists. Returns a buffer; None if memory is short.
 
         Returns:
-            (size, buffer): size 0 and None if there is no value; None as buffer if `allocate` failed.
+            Size and buffer: 0 and None if there is no value, the size and None if `allocate` returned None.
         """
         value = self._values.get(bytes(key)) if len(key) <= self.max_key else None
         if value is None:
@@ -132,16 +131,16 @@ class BlobCache:
         return len(pack_blobs(self._values.items(), device_version=0, build="", key=b""))
 
     def flatten(self, out: Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
-        """Write all entries, in the order of use, into a buffer. Raises `BlobFileError` if it is too small."""
+        """Write all entries into a buffer, least recently used first. Raises `BlobFileError` if they do not fit."""
         data = pack_blobs(self._values.items(), device_version=device_version, build=build, key=key)
         if len(out) < len(data):
             raise BlobFileError(f"{len(out)} bytes for a cache that takes {len(data)}")
         out[: len(data)] = data
 
     def unflatten(self, data: bytes | Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
-        """Replace all entries by the output of `flatten`. Entries that exceed the limits of this cache are left out.
+        """Replace all entries by the output of `flatten`, except entries that exceed the limits of this cache.
 
-        Data from another build or device version is not an error, but leaves the cache empty.
+        Data from another build or device version leave the cache empty.
 
         Raises:
             BlobFileError: The data are damaged or in another format. The cache is empty afterwards.
@@ -153,7 +152,7 @@ class BlobCache:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _make_room(self, key: bytes, needed: int) -> bool:
-        """Evict entries by the policy. Return True if an entry of `needed` bytes fits afterwards."""
+        """Evict entries by the policy. Return True if an entry of `needed` bytes then fits."""
         capacity, half = self._capacity, self.max_total // 2
         if capacity == "halve" and self._total <= half:
             return False
@@ -190,7 +189,7 @@ _entries = msgspec.msgpack.Decoder(tuple[tuple[bytes, bytes], ...])
 
 
 class BlobFileError(ValueError):
-    """The bytes are damaged or in another format, or the buffer for them is too small."""
+    """The bytes are damaged or in another format, or a buffer is too small."""
 
 
 def _code(head: bytes, rest: bytes, key: bytes) -> bytes:
@@ -198,7 +197,7 @@ def _code(head: bytes, rest: bytes, key: bytes) -> bytes:
 
 
 def pack_blobs(items: Iterable[tuple[bytes, bytes]], *, device_version: int, build: str, key: bytes) -> bytes:
-    """Return the bytes of a file with these entries, in their order."""
+    """Return the bytes of a file with these entries, in the given order."""
     rest = msgspec.msgpack.encode(tuple(items))
     build_digest = hashlib.sha256(build.encode()).digest()
     head = _HEAD.pack(_MAGIC, _VERSION, device_version, 0, len(rest), build_digest)
@@ -208,7 +207,7 @@ def pack_blobs(items: Iterable[tuple[bytes, bytes]], *, device_version: int, bui
 def unpack_blobs(
     data: bytes | bytearray | memoryview, *, device_version: int, build: str, key: bytes
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Return the entries, all of them checked; none if another version, device or build wrote them.
+    """Return the entries of a file; none if another device version or build wrote the file.
 
     Raises:
         BlobFileError: The bytes are damaged or in another format.
@@ -234,7 +233,7 @@ def unpack_blobs(
 
 
 def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file atomically: even after a crash, readers see the complete old or new file."""
+    """Replace a file atomically, even if the machine crashes."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -256,7 +255,7 @@ def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read_blob_file(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the bytes of a file. Raises `BlobFileError` if other users can write it, or it is too large."""
+    """Return a file's bytes. Raises `BlobFileError` if other users can write the file, or it exceeds `most` bytes."""
     try:
         with open(path, "rb", opener=_open_nofollow) as file:
             status = os.fstat(file.fileno())

@@ -1,1 +1,1 @@
-"""Compilation caching that a service can trust although the client owns the files; no public names."""
+"""Compilation caching with files that the client owns and the service verifies; no public names."""

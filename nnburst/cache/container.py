@@ -7,11 +7,11 @@
     20 header length u32 (224)   24 payload length u64   32 stored length u64   40 cache key[32]   72 generation[16]
     88 epoch[32]   120 model fingerprint[32]   152 salt[32]   184 key id[8]   192 SHA-256 of the payload[32]
     224 payload, as it is or encrypted
-    end-16  its AES-256-GMAC or -GCM code: key for this salt and cipher; header, and payload as it is: associated data
+    end-16  AES-256-GMAC or AES-256-GCM code; the associated data are the header and a payload that is not encrypted
 
-Each save has a salt of its own and so a key of its own; the files of a save have different nonces, made from kind and
-index. So no nonce is used twice with a key, and a key makes 64 codes at most. Someone without the key who tries a file
-of n bytes has a chance of n / 2^132 (2^-101 for the 2 GiB that an entry may have); GCM itself allows 2^61 bytes.
+Each save has its own salt, and the key is derived from the salt and the cipher. The nonces are made from kind and
+index. So a key makes at most 64 codes and never uses a nonce twice. A forged file of n bytes is accepted with
+probability n / 2^132 (2^-101 for 2 GiB, the limit of an entry). GCM itself allows 2^61 bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VERSION = 2
 HEADER_SIZE = 224
 CODE_SIZE = 16
 _CHUNK = 256 << 10
-"""Bytes that are authenticated at once: so few that they are still in the processor's cache after the read."""
+"""Bytes that are read and authenticated at once: few enough to stay in the processor's cache."""
 DIRTY, COMPLETE = 0, 1
 
 _FORMAT = struct.Struct("<8sHHHHHHIQQ32s16s32s32s32s8s32s")
@@ -43,12 +43,12 @@ assert _FORMAT.size == HEADER_SIZE
 
 
 def overhead() -> int:
-    """Return the number of bytes that a file has besides its payload."""
+    """Return the size in bytes of a file's header and authentication code."""
     return HEADER_SIZE + CODE_SIZE
 
 
 class Header(Struct, frozen=True):
-    """The header of a file. It can be trusted only after a check of the file's authentication code."""
+    """The header of a file: untrusted until the file's authentication code is checked."""
 
     kind: int
     index: int
@@ -65,7 +65,6 @@ class Header(Struct, frozen=True):
     state: int = COMPLETE
 
     def encode(self) -> bytes:
-        """Return the header as bytes."""
         stored = self.payload + overhead()
         return _FORMAT.pack(
             MAGIC, VERSION, self.state, self.kind, self.index, self.count, self.encrypted, HEADER_SIZE, self.payload,
@@ -74,7 +73,7 @@ class Header(Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, size: int) -> Header:
-        """Read the header of a file of `size` bytes. Raises `CacheRejected` if it is damaged or of another version."""
+        """Read the header of a file of `size` bytes. Raises `CacheRejected` if it is damaged or has another version."""
         if size < overhead() or len(raw) < HEADER_SIZE:
             raise CacheRejected(CacheReason.BAD_LENGTH if size else CacheReason.DIRTY, f"a file of {size} bytes")
         (magic, version, state, kind, index, count, cipher, length, payload, stored, *rest) = _FORMAT.unpack(
@@ -101,7 +100,7 @@ def chunks_of(payload: memoryview) -> Iterator[memoryview]:
 
 
 def seal(header: Header, payload: memoryview, master: MasterKey) -> Iterator[bytes | memoryview]:
-    """Yield the parts of a file that follow its header. The header's salt must never have been used before."""
+    """Yield the parts of a file that follow its header. The header's salt must be new."""
     context = _cipher(header, master).encryptor()
     context.authenticate_additional_data(header.encode())
     for chunk in chunks_of(payload):
@@ -130,7 +129,7 @@ class Opening:
             self._context.authenticate_additional_data(chunk)
 
     def finish(self, code: bytes) -> None:
-        """Compare the authentication codes, before the payload is used. Raises `CacheRejected` if they differ."""
+        """Compare the authentication codes. Raises `CacheRejected` if they differ: the payload must not be used."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -1,4 +1,4 @@
-"""Cache files of a device: writing them, and verifying them before their use."""
+"""Writing and verified reading of a device's cache files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class VerifiedEntry(Struct, frozen=True):
-    """The verified payloads of an entry, in private memory that can no longer change.
+    """The verified payloads of an entry, in private read-only memory.
 
     Attributes:
-        model: Read-only views, one per model file. They keep the memory.
+        model: Read-only views, one per model file. The views keep the memory alive.
         data: Read-only views, one per data file.
         generation: Generation of the entry.
         fingerprint: Fingerprint of the model; all zeros if the client sent none.
@@ -45,12 +45,12 @@ class DeviceCache:
     """The cache of one device. Thread safe.
 
     Args:
-        store: Knows the trusted generations; shared by all devices of a service.
-        epoch: 32 bytes that differ between builds of the device that cannot read each other's files.
+        store: The trusted generations; shared by all devices of a service.
+        epoch: 32 bytes that differ between device builds that cannot read each other's files.
         model_files: Number of files with the executable part, 0 … 32.
         data_files: Number of files with constants, 0 … 32.
         most_bytes: Largest size of an entry, in bytes.
-        hook: Called with the name of each step of a save; tests end the process there.
+        hook: Called with the name of each step of a save, for tests that end the process there.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class DeviceCache:
         place: bytes = b"",
         encrypt: bool = False,
     ) -> SaveResult:
-        """Write an entry into files of the client. Never raises: the result has the outcome.
+        """Write an entry into files of the client. Never raises: see the result.
 
-        Digests are computed and stored before the first byte is written, so that a file that another program changes
-        meanwhile is rejected later (THR-10).
+        The trust store records the digests before the first byte is written, so a file that another program changes
+        during the save is rejected later (THR-10).
 
         Args:
             cache_key: 32 bytes that name the entry.
             model, data: Contents of the files.
             model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
             fingerprint: 32 bytes of the model, or empty.
-            staged: True if the client publishes the files and calls `confirm`; until then older files stay valid, too.
-            place: The directory where the client keeps the entry: see `place_of`. Its older files become invalid.
+            staged: True if the client publishes the files and then calls `confirm`, which invalidates older files.
+            place: The client's directory of the entry, from `place_of`. Older files in it become invalid.
             encrypt: True to encrypt the payloads.
         """
         started = time.perf_counter()
@@ -158,7 +158,7 @@ class DeviceCache:
         except BaseException:
             with contextlib.suppress(CacheRejected):
                 self._store.revoke(cache_key, self._device, generation)
-            for _, _, _, fd in files:  # Nothing that looks like an entry may stay behind.
+            for _, _, _, fd in files:  # No file may look like an entry.
                 try:
                     os.ftruncate(fd, 0)
                 except OSError:
@@ -168,7 +168,7 @@ class DeviceCache:
         return generation, nbytes
 
     def _write(self, fd: int, header: Header, payload: memoryview, key: MasterKey) -> None:
-        """Write one file. Its header is marked complete after all other bytes are on the disk."""
+        """Write one file. Mark its header complete once all other bytes are on the disk."""
         size = len(payload) + overhead()
         os.ftruncate(fd, 0)
         self._hook("truncated")
@@ -197,18 +197,17 @@ class DeviceCache:
         fingerprint: bytes = b"",
         encrypted: bool = False,
     ) -> VerifiedEntry:
-        """Return a verified copy of an entry. All bytes are verified before the first one is parsed.
+        """Return a verified copy of an entry. All bytes are verified before any is parsed.
 
-        Another load of a payload that is still in use returns the same memory, without a copy or check.
+        While a payload is in use, further loads of the unchanged file return the same memory, without a copy or check.
 
         Args:
-            cache_key: 32 bytes that name the entry.
-            model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
-            fingerprint: 32 bytes of the model that the client asked for, or empty.
-            encrypted: True to accept encrypted files only, False to accept plain ones only.
+            cache_key, model_fds, data_fds: See `save`.
+            fingerprint: 32 bytes of the requested model, or empty.
+            encrypted: True to accept only encrypted files, False to accept only others.
 
         Raises:
-            CacheRejected: The files are not exactly those that this build of this device saved last under this key.
+            CacheRejected: The files are not the ones that this build of this device saved last under this key.
         """
         self._check((model_fds, data_fds))
         known = self._store.records(cache_key, self._device)
@@ -219,7 +218,7 @@ class DeviceCache:
         for fd in fds:
             headers.append(read_header(fd, left))
             left -= headers[-1].payload + overhead()
-        # The headers are not authenticated yet. They only choose the record, which limits the memory to allocate.
+        # The headers are not authenticated yet: they only select the record, which limits the allocated memory.
         key, first = self._store.key, headers[0]
         if first.key_id != key.id:
             raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
@@ -232,7 +231,7 @@ class DeviceCache:
         return VerifiedEntry(tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint)
 
     def _check_headers(self, headers: Sequence[Header], cache_key: bytes, encrypted: bool) -> None:
-        """Check that headers belong to this entry, build and device: an intact file may be in a wrong place."""
+        """Check that the headers belong to this entry, device and build, and to one save."""
         first = headers[0]
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
         said = ("not encrypted", "encrypted")
@@ -268,7 +267,7 @@ class DeviceCache:
                 raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
 
     def confirm(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make a generation that the client has published the only valid one; return False if it is unknown."""
+        """Make a published generation the only valid one. Return False if the generation is unknown."""
         return self._store.confirm(cache_key, self._device, generation)
 
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:

@@ -6,8 +6,9 @@
     objects/<hh>/<entry>.<generation>/{model.NN, data.NN}
     staging/<random>/
 
-An entry is written in `staging` and becomes visible by one rename; no file is changed in place. Readers hold
-the shared `pub` lock of an entry's shard, writers the `build` lock, publishers and removers the exclusive `pub` lock.
+An entry is written in `staging` and becomes visible by one rename. `<hh>` are the first two digits of the entry: its
+shard. Readers take the shard's `pub` lock as shared, writers its `build` lock, publishers and removers its `pub` lock
+as exclusive.
 The modification time of an entry's directory is the time of its last use.
 """
 
@@ -34,9 +35,9 @@ _log = logging.getLogger("nnburst.cache")
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Compilation cache of nnburst; may be deleted at any time.\n"
 _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
-"""Largest size of the file `declined` in bytes; after that it begins anew."""
+"""Largest size of the file `declined` in bytes; a larger file is removed."""
 _DOWN_TO = 0.8
-"""Fraction of an exceeded limit at which eviction stops, so that not every save evicts."""
+"""Fraction of an exceeded limit down to which eviction continues, so that the next saves need no eviction."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -74,7 +75,7 @@ class Limits(Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> Limits:
-        """Return the default limits; ``NNBURST_CACHE_MAX_BYTES`` (such as 500M) replaces `max_bytes`."""
+        """Return the default limits, with `max_bytes` from ``NNBURST_CACHE_MAX_BYTES`` if set (such as 500M)."""
         given = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
         if not given:
             return cls()
@@ -87,7 +88,7 @@ class Limits(Struct, frozen=True):
 
 @cache
 def _warn_of(given: str) -> None:
-    """Warn once that a value is not understood."""
+    """Warn once of an invalid ``NNBURST_CACHE_MAX_BYTES``."""
     _log.warning("NNBURST_CACHE_MAX_BYTES=%r is not a size and is ignored; give a number, or one like 500M", given)
 
 
@@ -95,10 +96,10 @@ class EntryInfo(Struct, frozen=True):
     """One entry of a cache directory.
 
     Attributes:
-        entry: 64 hex digits that name it.
+        entry: Name: 64 hex digits.
         generation: 32 hex digits.
         nbytes: Bytes of all files.
-        used: Time of the last restore, or else of the save; seconds since 1970.
+        used: Time of the last use, at first of the save; seconds since 1970.
     """
 
     entry: str
@@ -116,7 +117,7 @@ class Pruned(Struct, frozen=True):
 
 
 class OpenedEntry(Struct, frozen=True):
-    """An entry open for reading; nothing removes it before `close`, which is idempotent."""
+    """An entry open for reading. No process removes the entry before `close`, which is idempotent."""
 
     generation: str
     model_fds: list[int]
@@ -126,10 +127,10 @@ class OpenedEntry(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StagedEntry:
-    """An entry that is being written; other processes do not see it yet.
+    """An entry that is being written and is not visible yet.
 
     Attributes:
-        waited: True if another process was writing the entry before.
+        waited: True if `stage` had to wait for another process that wrote the entry.
     """
 
     entry: str
@@ -162,7 +163,7 @@ class StagedEntry:
         self._cache.hook("published")
 
     def finish(self, generation: bytes) -> None:
-        """Remove older generations and close. Call it once the device has confirmed the published generation."""
+        """Remove older generations and close, after the device has confirmed the published generation."""
         self._cache.hook("confirmed")
         with suppress(CacheRejected), self._cache.place("objects", self.entry[:2]) as shard:
             for name in _generations(shard, self.entry):
@@ -171,7 +172,7 @@ class StagedEntry:
         self.close()
 
     def close(self) -> None:
-        """Release the lock; remove the files if they are unpublished. Idempotent."""
+        """Release the lock, and remove unpublished files. Idempotent."""
         self._held.close()
 
 
@@ -180,7 +181,7 @@ class Cache:
 
     Args:
         root: The directory, or a descriptor of it. The first save makes a missing directory, with mode 0700.
-        hook: Called with the name of each step of a publication; tests end the process there.
+        hook: Called with the name of each step of a publication, for tests that end the process there.
 
     Raises:
         InvalidArgument: `root` or `limits` has a wrong type.
@@ -199,7 +200,7 @@ class Cache:
             if isinstance(place, bool) or not isinstance(place, str | bytes | os.PathLike | int):
                 raise InvalidArgument(f"the cache directory is {type(place).__name__}; give a path or a descriptor")
             self._root = f"{_BY_DESCRIPTOR}{place}" if isinstance(place, int) else os.fsdecode(place)
-        except CacheRejected as error:  # The first use of the cache raises it.
+        except CacheRejected as error:  # The first use of the cache raises the error.
             self._root, self._nowhere = "", error
         if "\0" in self._root:
             raise InvalidArgument(f"the cache directory {self._root!r} cannot be a path: it contains a NUL")
@@ -217,10 +218,9 @@ class Cache:
 
     @contextmanager
     def place(self, *names: str, create: bool = False) -> Iterator[int]:
-        """Open the directory, or one below it, for a with block.
+        """Open the directory, or the subdirectory `names`, for a with block.
 
-        Every component is opened by name below the one before it. An error of the file system, even in the with
-        block, becomes a `CacheRejected`.
+        An `OSError`, even in the with block, becomes a `CacheRejected`.
         """
         try:
             with ExitStack() as stack:
@@ -239,10 +239,10 @@ class Cache:
     # ---- finding -----------------------------------------------------------------------------------------------
 
     def look_up(self, entry: str, counts: tuple[int, int]) -> Iterator[OpenedEntry]:
-        """Open the generations of an entry, the newest first. Usually there is one. The caller closes each.
+        """Open the generations of an entry, newest first; usually there is one. The caller closes each.
 
         Raises:
-            CacheRejected: No entry exists, or none can be opened; the reason says which.
+            CacheRejected: No generation exists or can be opened; see the reason.
         """
         self._check_on()
         with self.place("objects", entry[:2]) as shard:
@@ -254,7 +254,7 @@ class Cache:
             yield self._open(entry, name, counts)
 
     def generations(self, entry: str) -> set[str]:
-        """Return the present generations of an entry."""
+        """Return the generations of an entry that exist now."""
         with suppress(CacheRejected), self.place("objects", entry[:2]) as shard:
             return {name.partition(".")[2] for name in _generations(shard, entry)}
         return set()
@@ -279,7 +279,7 @@ class Cache:
             return OpenedEntry(name.partition(".")[2], fds[:models], fds[models:], stack.pop_all().close)
 
     def note_use(self, entry: str, generation: str) -> None:
-        """Record the present time as an entry's last use."""
+        """Record now as an entry's last use."""
         with suppress(CacheRejected), self.place("objects", entry[:2], f"{entry}.{generation}") as place:
             os.utime(place)
 
@@ -290,7 +290,7 @@ class Cache:
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
 
     def warn_of(self, reason: CacheReason, why: object = "") -> None:
-        """Warn once if the reason means that this directory cannot be used."""
+        """Warn once if the reason means that this directory is unusable."""
         if reason in _UNUSABLE:
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)
@@ -307,7 +307,7 @@ class Cache:
                 os.unlink("declined", dir_fd=root)
 
     def _read_declined(self, entry: str) -> list[CacheReason]:
-        """Return one reason for each time that a device declined to save an entry."""
+        """Return the reasons of all calls of `decline` for an entry."""
         with suppress(CacheRejected, ValueError), self.place() as root, os.fdopen(open_file(root, "declined")) as file:
             return [CacheReason(line[len(entry) :].strip()) for line in file if line.startswith(entry)]
         return []
@@ -317,10 +317,10 @@ class Cache:
 
         Args:
             counts: Number of model files and of data files.
-            timeout: Seconds to wait for another process that is writing the entry.
+            timeout: Seconds to wait while another process writes the entry.
 
         Raises:
-            CacheRejected: The files cannot be made (BUSY, DISK_FULL, READ_ONLY, …): compile without saving.
+            CacheRejected: The files cannot be made (BUSY, DISK_FULL, READ_ONLY, …). The caller does not save.
         """
         self._check_on()
         reasons = self._read_declined(entry)
@@ -355,7 +355,7 @@ class Cache:
             remove_tree(staging, name)
 
     def remove(self, entry: str, generation: str) -> int:
-        """Remove a generation and return its size in bytes; if it is in use, leave it and return -1."""
+        """Remove a generation and return its size in bytes; return -1 if the generation is in use, and stays."""
         held = self._lock(entry, "pub", shared=False)
         if held is None:
             return -1
@@ -374,17 +374,17 @@ class Cache:
             return 0
 
     def enforce_limits(self) -> None:
-        """Remove entries beyond the limits. Never raises: a save that came before has succeeded."""
+        """Remove entries beyond the limits. Log errors: the save before it has succeeded."""
         try:
             self.prune()
         except Exception as error:
             _log.warning("%s: the limits of the cache were not enforced: %s", self._root, error)
 
     def prune(self, max_bytes: int | None = None) -> Pruned:
-        """Remove left-over files of interrupted saves, then the least recently used entries beyond the limits.
+        """Remove files of interrupted saves, and the least recently used entries beyond the limits.
 
         Args:
-            max_bytes: Replaces the limit; 0 removes all entries that are not in use.
+            max_bytes: Limit in place of `limits.max_bytes`; 0 removes all entries that are not in use.
         """
         self.sweep()
         there = sorted(self.entries(), key=lambda info: info.used)
@@ -406,18 +406,18 @@ class Cache:
         return Pruned(len(there) - count, sum(info.nbytes for info in there) - total, busy)
 
     def sweep(self) -> None:
-        """Empty `staging` of removed entries, and of saves that were cut off more than an hour ago."""
+        """Remove deleted entries, and files of saves that stopped more than an hour ago, from `staging`."""
         old = time.time() - 3600
         with suppress(CacheRejected), self.place("staging") as staging:
             for name in os.listdir(staging):
-                with suppress(FileNotFoundError):  # Another process has just finished with the directory.
+                with suppress(FileNotFoundError):  # Another process has just removed the directory.
                     if name.startswith(_TRASH) or os.stat(name, dir_fd=staging, follow_symlinks=False).st_mtime < old:
                         remove_tree(staging, name)
 
     # ---- looking -----------------------------------------------------------------------------------------------
 
     def entries(self) -> list[EntryInfo]:
-        """Return all entries. Raises `CacheRejected` if they cannot be listed."""
+        """Return all entries. Raises `CacheRejected` if the directory cannot be listed."""
         found = []
         try:
             with self.place("objects") as objects:
@@ -431,7 +431,7 @@ class Cache:
 
 
 def _describe(shard: int, name: str) -> EntryInfo:
-    """Describe the entry in a directory of a shard, without trusting its name or contents."""
+    """Describe the entry in a directory of a shard; the size is 0 for a directory that cannot be read."""
     entry, _, generation = name.partition(".")
     nbytes = used = 0
     with suppress(OSError, CacheRejected), open_in(shard, name) as place:

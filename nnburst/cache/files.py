@@ -1,4 +1,4 @@
-"""Access to files of a cache directory, by descriptors and never through a link (`caching.md` THR-14, THR-15)."""
+"""Access to files of a cache directory by descriptors, without following links (`caching.md` THR-14, THR-15)."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def default_state_directory() -> Path:
 
 
 def _own_directory(variable: str) -> Path | None:
-    """Return the path in an environment variable; None in a privileged process, whose variables another user set."""
+    """Return the path in an environment variable; None in a setuid process, because another user set its variables."""
     given = os.environ.get(variable)
     return Path(given) if given and os.getuid() == os.geteuid() else None
 
 
 def _xdg_directory(variable: str, below_home: str) -> Path:
-    """Return a base directory by the XDG specification, which ignores relative paths."""
+    """Return a base directory by the XDG specification. A relative path in `variable` is ignored."""
     given = os.environ.get(variable, "")
     return Path(given) if os.path.isabs(given) else _home() / below_home
 
@@ -57,7 +57,7 @@ def _home() -> Path:
     if not os.path.isabs(home):
         try:
             home = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # A user id in a container may have no name.
+        except KeyError:  # In a container, a user id may lack a name.
             home = ""
     if not os.path.isabs(home):
         raise CacheRejected(
@@ -80,7 +80,7 @@ def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
 
 
 def make_directories(path: str | os.PathLike[str]) -> None:
-    """Make a directory and its missing parents with mode 0700, whatever the umask is."""
+    """Make a directory and its missing parents with mode 0700."""
     missing = []
     place = os.path.abspath(path)
     while not os.path.isdir(place):
@@ -102,7 +102,7 @@ def _check(fd: int, name: str) -> int:
 
 
 def open_file(parent: int, name: str) -> int:
-    """Open a file for reading and writing. Raises `CacheRejected` for a link, or a file that others may write."""
+    """Open a file for reading and writing. Raises `CacheRejected` unless it is a file of this user, with one link."""
     fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
     status = os.fstat(fd)
     ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
@@ -122,29 +122,29 @@ def whole_file(kind: int) -> bytes:
 
 
 class FileLock:
-    """A lock on a file until `close`. The file itself is never removed."""
+    """A lock on a file until `close`. The file stays."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Release the lock. Idempotent. In a forked child it only closes the copy: the parent keeps the lock."""
+        """Release the lock. Idempotent. In a forked child, the parent keeps the lock."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         if self._pid == os.getpid():
-            with suppress(OSError):  # Copies in forked children lose the lock, too.
+            with suppress(OSError):  # also for the copies in forked children
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_UNLCK))
         os.close(fd)
 
 
 def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileLock | None:
-    """Take a lock; return None if another holder keeps it for longer than the timeout.
+    """Take a lock; return None if it is not free within the timeout.
 
     Args:
-        name: Name of the file, made if missing.
-        shared: True for a lock that several holders may have at once.
+        name: Name of the file, which is made if missing.
+        shared: True for a lock that several holders can have at once.
         timeout: Seconds to wait.
     """
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
@@ -165,10 +165,7 @@ def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileL
 
 @contextmanager
 def open_in(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
-    """Open a directory below another for a with block.
-
-    Raises the same errors as `open_directory`, also for a link.
-    """
+    """Open a subdirectory for a with block. Raises `CacheRejected` if other users may write to it."""
     if create:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -180,7 +177,7 @@ def open_in(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
 
 
 def remove_tree(parent: int, name: str) -> int:
-    """Remove a directory and the files in it, without following links; return its size in bytes."""
+    """Remove a directory and its files without following links; return its size in bytes."""
     freed = 0
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent)

@@ -14,12 +14,12 @@ from ..model.types import Lifetime, Model, Priority, Subgraph, SymmPerChannelQua
 
 _KEY_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
-"""Numbers of priorities in cache keys: NNAPI's."""
+"""NNAPI's numbers of priorities, for cache keys."""
 _PIECE = 4 << 20
 
 
 def check_cache_key(cache_key: object) -> bytes:
-    """Return a cache key as bytes. Raises `InvalidArgument` if it is not 32 bytes. Zeros are a valid key."""
+    """Return a cache key as bytes. Raises `InvalidArgument` if its length is not 32."""
     if not isinstance(cache_key, bytes | bytearray | memoryview) or len(bytes(cache_key)) != _KEY_SIZE:
         what = f"{len(cache_key)} bytes" if isinstance(cache_key, bytes | bytearray) else type(cache_key).__name__
         raise InvalidArgument(f"a cache key is {_KEY_SIZE} bytes, not {what}; hashlib.sha256(...).digest() makes one")
@@ -27,7 +27,11 @@ def check_cache_key(cache_key: object) -> bytes:
 
 
 def pack_part(operations: Sequence[tuple[int, int]]) -> bytes:
-    """Encode a part of a model for a cache key: the subgraph and the index of each operation."""
+    """Encode a part of a model for a cache key.
+
+    Args:
+        operations: Subgraph and index of each operation.
+    """
     return b"".join(struct.pack("<Ii", subgraph, index) for subgraph, index in operations)
 
 
@@ -43,7 +47,7 @@ def device_cache_key(
     files: tuple[int, int],
     part: Sequence[tuple[int, int]] = (),
 ) -> bytes:
-    """Derive a device's cache key from tagged fields with their lengths: different fields never look alike."""
+    """Derive a device's cache key by hashing each field with its tag and length."""
     from hashlib import sha256
 
     digest = sha256()
@@ -67,7 +71,7 @@ def device_cache_key(
 
 
 def entry_name(cache_key: bytes) -> str:
-    """Return the entry's name for a derived cache key; the key cannot be found from the name."""
+    """Return the name of an entry: a digest, which does not reveal the cache key."""
     from hashlib import sha256
 
     return sha256(b"nnburst-entry-v1" + cache_key).hexdigest()
@@ -76,17 +80,17 @@ def entry_name(cache_key: bytes) -> str:
 def model_fingerprint(
     model: Model, *, constants: bool = True, copies: Mapping[int, np.ndarray[Any, Any]] | None = None
 ) -> bytes:
-    """Return 32 bytes that differ between any two models that compute different things.
+    """Return a digest of 32 bytes that identifies the model's computation.
 
-    Another process may change memory and files that constants refer to at any time. A device that compiled private
-    copies gives them as `copies`, for the fingerprint of the contents that it has really compiled.
+    Another process can change memory and files that constants refer to. With `copies`, the fingerprint is of the
+    values that a device really compiled.
 
     Args:
-        constants: True if the values of constants count. Without them, models that differ only in weights are alike.
-        copies: Values by operand of the main subgraph, used in place of what a constant refers to.
+        constants: True to include the values of constants; False if models that differ only in weights are alike.
+        copies: Values of constants, by operand of the main subgraph, that replace the memory or file.
 
     Raises:
-        InvalidArgument: A constant may not be read by this process.
+        InvalidArgument: This process has no right to read a constant.
         GeneralFailure: A constant cannot be read.
     """
     from hashlib import sha256
@@ -101,7 +105,7 @@ def model_fingerprint(
 
 
 def _feed(digest: Any, value: object) -> None:
-    """Hash a value of plain Python types with its length."""
+    """Hash a value of plain Python types, after its length."""
     text = repr(value).encode()
     digest.update(struct.pack("<Q", len(text)) + text)
 
@@ -111,7 +115,7 @@ def _feed_subgraph(
 ) -> None:
     _feed(digest, (subgraph.input_indexes, subgraph.output_indexes))
     _feed(digest, [(int(o.type), o.inputs, o.outputs) for o in subgraph.operations])
-    for index, operand in enumerate(subgraph.operands):  # Plain numbers are the same on both sides of a connection.
+    for index, operand in enumerate(subgraph.operands):  # Plain numbers have one `repr` in client and service.
         params = operand.extra_params
         extra = (
             (tuple(map(float, params.scales)), int(params.channel_dim))
@@ -119,7 +123,7 @@ def _feed_subgraph(
             else params
         )
         constant = operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
-        lifetime = "constant" if constant else int(operand.lifetime)  # The place of a constant does not matter.
+        lifetime = "constant" if constant else int(operand.lifetime)  # The two kinds of constants hash alike.
         numbers = (float(operand.scale), int(operand.zero_point), lifetime, extra)
         _feed(digest, (int(operand.type), tuple(map(int, operand.dimensions)), *numbers))
         if not constant or not constants:

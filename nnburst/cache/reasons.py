@@ -1,4 +1,4 @@
-"""Outcomes of loading or saving a cache entry, and their reasons."""
+"""Outcomes of loading or saving a cache entry."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..errors import ErrorStatus, NNBurstError
 
 
 class CacheReason(enum.StrEnum):
-    """The outcome of loading or saving an entry. It is counted and reported; no outcome fails a compilation."""
+    """The outcome of loading or saving an entry. No outcome fails a compilation."""
 
     HIT = "HIT"
     SAVED = "SAVED"
     NO_INFO = "NO_INFO"
     """The client did not ask for caching."""
     UNSUPPORTED = "UNSUPPORTED"
-    """The device has no cache files."""
+    """The device does not support caching."""
     DISABLED = "DISABLED"
     """The environment or a limit of 0 turned caching off."""
     MISSING = "MISSING"
     PARTIAL_SET = "PARTIAL_SET"
     DIRTY = "DIRTY"
-    """A save was cut off."""
+    """A save stopped before its end."""
     BAD_LENGTH = "BAD_LENGTH"
     BAD_MAC = "BAD_MAC"
     BAD_DIGEST = "BAD_DIGEST"
@@ -32,15 +32,15 @@ class CacheReason(enum.StrEnum):
     BAD_EPOCH = "BAD_EPOCH"
     """Another build of the device wrote the entry."""
     BAD_CONTENT = "BAD_CONTENT"
-    """The entry is authentic, but this device cannot read it."""
+    """The entry is authentic, but the device cannot read it."""
     ROLLED_BACK = "ROLLED_BACK"
-    """The files belong to an older generation, or to several."""
+    """The files belong to an older generation, or to several generations."""
     OTHER_MODEL = "OTHER_MODEL"
     """The cache key was used for another model."""
     BAD_FD = "BAD_FD"
-    """A descriptor is not a regular file open for reading and writing, or their number is wrong."""
+    """A descriptor is not a regular file open for reading and writing, or the number of descriptors is wrong."""
     REMOTE_FILES = "REMOTE_FILES"
-    """The files are on a file system that could block the service for ever; see ``NNBURST_REMOTE_FILES``."""
+    """The files are on a file system that could block the service forever; see ``NNBURST_REMOTE_FILES``."""
     UNSAFE_PATH = "UNSAFE_PATH"
     """A path leads through a link, or to another user's file."""
     NO_ROW = "NO_ROW"
@@ -49,7 +49,7 @@ class CacheReason(enum.StrEnum):
     OTHER_CIPHER = "OTHER_CIPHER"
     """The entry is encrypted and the client asked for a plain one, or the reverse."""
     NO_STORE = "NO_STORE"
-    """The trust store cannot be used, or there is no directory for it or for the entries."""
+    """The trust store is unusable, or it or the cache has no directory."""
     DEADLINE = "DEADLINE"
     BUSY = "BUSY"
     """Another process is writing this entry."""
@@ -71,7 +71,7 @@ SPOILT = frozenset(
         "ROLLED_BACK", "OTHER_MODEL", "NO_ROW", "KEY_CHANGED", "OTHER_CIPHER", "TOO_BIG", "DEAD_SERVICE",
     )
 )  # fmt: skip
-"""Reasons that lie in the entry itself: it would be refused again, so it may be removed."""
+"""Reasons that apply to the files for good: an entry with such a reason can be removed."""
 
 _STATUS = {
     CacheReason.DEADLINE: ErrorStatus.MISSED_DEADLINE_TRANSIENT,
@@ -80,10 +80,10 @@ _STATUS = {
 
 
 class CacheRejected(NNBurstError, RuntimeError):
-    """A cache entry was not accepted. The caller compiles.
+    """A cache entry was not accepted. The caller compiles instead.
 
     Attributes:
-        reason: The reason for the refusal.
+        reason: The reason.
     """
 
     def __init__(self, reason: CacheReason, message: str = "", *, status: ErrorStatus | None = None) -> None:
@@ -95,7 +95,7 @@ class CacheRejected(NNBurstError, RuntimeError):
 
 
 class SaveResult(Struct, frozen=True):
-    """The outcome of a save; never an error of the compilation.
+    """The outcome of a save.
 
     Attributes:
         saved: True if the files are complete.

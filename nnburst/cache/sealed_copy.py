@@ -1,6 +1,6 @@
-"""Private copies of files. A file is read once; its copy is sealed, verified and used.
+"""Private copies of files. A file is read once; its copy is verified, made read-only and used.
 
-No other process can reach the memory of a copy, and once filled, nothing can write to it, not even this process.
+No other process can access the memory of a copy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 
 
 def check_fd(fd: int) -> os.stat_result:
-    """Check that a descriptor is a regular file, open for reading and writing at any offset (THR-16)."""
+    """Check that a descriptor is a regular file, open for reading and writing (THR-16). Return its status."""
     try:
-        check_file_system(fd)  # This check comes first: other calls could wait for the file's server for ever.
+        check_file_system(fd)  # Check first: other calls could wait forever for a file server.
         status, flags, seals = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), check(lib.nnb_seals(fd))
     except GeneralFailure as error:
         raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
@@ -43,19 +43,19 @@ def check_fd(fd: int) -> os.stat_result:
 
 
 def place_of(fd: int) -> bytes:
-    """Return the identity of a client's directory of entries. Each directory has its own newest generations.
+    """Return the identity of a client's cache directory. The newest generation is recorded for each directory.
 
     The identity comes from the file system, so a client can only name a directory that it can open.
 
     Raises:
-        CacheRejected: The descriptor is no directory, or is on a file system that could block this process for ever.
+        CacheRejected: The descriptor is no directory, or is on a file system that could block this process forever.
     """
     try:
         check_file_system(fd)
         status = os.fstat(fd)
         if not stat.S_ISDIR(status.st_mode):
             raise CacheRejected(CacheReason.BAD_FD, "the place of a cache entry is not a directory")
-        # Device numbers may change when the machine restarts; the id of the file system does not.
+        # Unlike a device number, the id of a file system survives a restart of the machine.
         return struct.pack("<QQ", os.fstatvfs(fd).f_fsid & (1 << 64) - 1, status.st_ino)
     except GeneralFailure as error:
         raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
@@ -71,10 +71,10 @@ class _Copy(mmap.mmap):
 
 
 def claim(payload: memoryview) -> bool:
-    """Claim the memory of a verified payload, and so the right to release parts of it.
+    """Claim the right to release parts of a verified payload's memory.
 
     Returns:
-        False if it was claimed before: later loads of the file share the memory.
+        False if another load of the file, which shares the memory, has claimed it.
     """
     copy = payload.obj
     assert isinstance(copy, _Copy)
@@ -83,7 +83,7 @@ def claim(payload: memoryview) -> bool:
 
 
 def anonymous_memory(nbytes: int) -> _Copy:
-    """Return private memory, in huge pages where possible: one page fault per 2 MiB instead of per 4 KiB."""
+    """Return private memory, in huge pages where possible, for fewer page faults."""
     memory = _Copy(-1, nbytes or 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -91,32 +91,28 @@ def anonymous_memory(nbytes: int) -> _Copy:
 
 
 class SealedCopies:
-    """Verified copies of files in memory that cannot change. Thread safe.
-
-    Another request for the same unchanged file returns the copy that is still in use.
-    """
+    """Verified copies of files in read-only memory. Requests for an unchanged file share a copy. Thread safe."""
 
     def __init__(self) -> None:
         self._used: WeakValueDictionary[tuple[object, ...], _Copy] = WeakValueDictionary()
 
     def get(self, fd: int, header: Header, key: MasterKey) -> memoryview:
-        """Return a read-only view of the payload of a file; the view keeps the memory alive.
+        """Return a read-only view of the payload of a file. The view keeps the memory alive.
 
         Args:
             fd: The file; its offset is neither used nor moved.
-            header: The result of `read_header`, which limits the bytes that are copied.
+            header: The result of `read_header`.
 
         Raises:
-            CacheRejected: The file changed meanwhile, cannot be read, or was not written with the key.
+            CacheRejected: The file changed since `read_header`, cannot be read, or was written with another key.
         """
         size = header.payload + overhead()
         try:
             status = os.fstat(fd)
-            if status.st_size != size:  # The check comes before any allocation.
+            if status.st_size != size:  # before any allocation
                 raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
             code = _read(fd, CODE_SIZE, HEADER_SIZE + header.payload)
-            # Header and code name the contents. The change time, which no client can set, tells that the file has been
-            # written since.
+            # Header and code identify the contents. The change time, which no client can set, detects a later write.
             name = (status.st_dev, status.st_ino, status.st_ctime_ns, header, code)
             memory = self._used.get(name)
             if memory is None:
@@ -133,7 +129,7 @@ class SealedCopies:
 
 
 def read_header(fd: int, most: int) -> Header:
-    """Return the header of a file, checked against the file's length but not authenticated yet.
+    """Return the header of a file. Its length is checked; it is not authenticated yet.
 
     Args:
         fd: The file; its offset is neither used nor moved.
@@ -152,7 +148,7 @@ def read_header(fd: int, most: int) -> Header:
 
 
 def _copy(fd: int, header: Header, key: MasterKey) -> tuple[_Copy, Opening]:
-    """Read a payload into private memory, each byte once, and make the memory read-only."""
+    """Read each byte of a payload once into private memory, and make the memory read-only."""
     memory = anonymous_memory(header.payload)
     opening = Opening(header, key)
     end = HEADER_SIZE

@@ -1,11 +1,11 @@
 """The service's records of its clients' cache files: the valid generations of each entry.
 
-The authentication code of a cache file proves that this service wrote it. Only this store proves that it is the newest:
-without it an old file could be put back. The store has one file per entry of each device, replaced by rename::
+A cache file's authentication code proves that this service wrote the file. This store proves that the file is the
+newest: without the store, a client could put back an old file. Each entry of a device has a file, replaced by rename::
 
     key   lock   trust/<device>/{epoch, lock, <entry>}
 
-A file contains the valid generations, and a code over them and the file's name. A damaged file is a cache miss.
+The file contains the entry's valid generations and a code over them and the file's name. A damaged file is a miss.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .reasons import CacheReason, CacheRejected
 
 _PENDING_SECONDS = 600
 _MOST_ENTRIES = 10_000
-"""Largest number of entries of a device; beyond it the oldest are removed."""
+"""Largest number of entries of a device. The oldest entries beyond it are removed."""
 _MOST_GENERATIONS = 64
-"""Largest number of generations of an entry, in all places together."""
+"""Largest number of generations of an entry, over all directories."""
 _CODE_SIZE = 32
 _LOCK, _EPOCH, _NEW, _KEY = "lock", "epoch", "new", "key"
 _KEY_SIZE = 32
 
 
 class MasterKey:
-    """32 random bytes in the state directory of the service. All other keys are derived from them."""
+    """32 random bytes in the service's state directory, from which all other keys are derived."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -45,10 +45,10 @@ class MasterKey:
 
     @classmethod
     def open(cls, directory: int) -> MasterKey:
-        """Read the key of a state directory, or make one. Raises `CacheRejected` if other users may read the file."""
+        """Read or make the key of a state directory. Raises `CacheRejected` if other users may read the file."""
         if _KEY not in os.listdir(directory):
             with _lock_directory(directory):
-                if _KEY not in os.listdir(directory):  # Another process may have made the key meanwhile.
+                if _KEY not in os.listdir(directory):  # Another process may have made it.
                     _replace(directory, _KEY, os.urandom(_KEY_SIZE))
         with open(_KEY, "rb", opener=_opener(directory)) as file:
             status = os.fstat(file.fileno())
@@ -79,14 +79,14 @@ class EntryRecord(Struct, frozen=True, array_like=True):
     """False until the client has published the generation; such a record expires after ten minutes."""
     created: int
     place: bytes = b""
-    """The directory where the client keeps the entry: see `place_of`. A generation replaces others of its place."""
+    """The client's directory of the entry, from `place_of`. A live generation replaces the others of its place."""
 
 
 class TrustStore:
-    """Files in the service's own directory. Several services of a user may share them; thread safe.
+    """The trusted generations in the state directory. Several services of a user can share them. Thread safe.
 
     Args:
-        directory: Made with mode 0700 if it is missing; default: see `default_state_directory`.
+        directory: Made with mode 0700 if missing; by default, `default_state_directory`.
 
     Raises:
         CacheRejected: The directory cannot be used (NO_STORE). Every method may raise this.
@@ -99,7 +99,6 @@ class TrustStore:
 
     @property
     def key(self) -> MasterKey:
-        """The current key."""
         with self._root() as (_, key):
             return key
 
@@ -122,7 +121,7 @@ class TrustStore:
 
     @contextmanager
     def _open(self, device: str, *, writing: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield the open directory of a device and the key of its files; a writer locks others out."""
+        """Yield the open directory of a device and the key of its files. With `writing`, lock out other writers."""
         with (
             self._root() as (root, key),
             open_in(root, "trust", create=True) as devices,
@@ -132,7 +131,7 @@ class TrustStore:
             yield place, key.derive("trust", device.encode())
 
     def set_epoch(self, device: str, epoch: bytes) -> None:
-        """Record the running build of a device. If it differs from the last one, the device's entries are forgotten."""
+        """Record the running build of a device. A new build removes the device's entries."""
         with self._open(device, writing=True) as (place, _):
             if _contents(place, _EPOCH) != epoch:
                 for name in _entries(place):
@@ -140,12 +139,12 @@ class TrustStore:
                 _replace(place, _EPOCH, epoch)
 
     def records(self, cache_key: bytes, device: str) -> list[EntryRecord]:
-        """Return the valid generations of an entry. Raises `CacheRejected` if another program changed their file."""
+        """Return the valid generations of an entry. Raises `CacheRejected` if the entry's file is damaged."""
         with self._open(device, writing=False) as (place, key):
             return _read(place, key, entry_name(cache_key))
 
     def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
-        """Record a generation. A live generation replaces all others of its entry and place."""
+        """Record a generation. A live generation replaces all others of its entry and directory."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):
@@ -158,7 +157,7 @@ class TrustStore:
                     os.unlink(name, dir_fd=place)
 
     def confirm(self, cache_key: bytes, device: str, generation: bytes) -> bool:
-        """Make a published generation the only valid one of its place; return False if it is unknown."""
+        """Make a published generation the only valid one of its directory. Return False if it is unknown."""
         with self._open(device, writing=True) as (place, key):
             known = _read(place, key, entry_name(cache_key))
             found = [record for record in known if record.generation == generation]
@@ -167,7 +166,7 @@ class TrustStore:
         return bool(found)
 
     def revoke(self, cache_key: bytes, device: str, generation: bytes | None = None) -> None:
-        """Forget an entry, or one generation of it."""
+        """Remove an entry, or one generation of it."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             if generation is not None:
@@ -230,7 +229,7 @@ def _read(place: int, key: bytes, name: str) -> list[EntryRecord]:
 
 
 def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: EntryRecord) -> None:
-    """Write a new generation, and the known ones that it does not replace."""
+    """Write the new generation after the known generations that it does not replace."""
     kept = [
         other
         for other in known
