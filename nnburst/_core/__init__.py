@@ -1,4 +1,4 @@
-"""The C core: cffi's ``ffi`` and ``lib``; also deadlines, closing, and exceptions for errnos."""
+"""The C core (cffi's ``ffi`` and ``lib``), deadlines, file descriptors, and exceptions for errnos."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 LONGEST = 5.0
-"""Longest pause in seconds; a process that lived longer is healthy."""
+"""Longest pause in seconds. After a process that lived longer, the next pause is 0.1 s."""
 _FIRST = 0.1
 
 

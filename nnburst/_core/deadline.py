@@ -16,17 +16,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OPENING = 60.0
-"""Seconds that opening may take where the caller gave no limit for it."""
+"""Default time limit for opening a session or service, in seconds."""
 _FOREVER_NS = 1 << 62
 
 
 class Deadline(Struct, frozen=True):
-    """The time by which a call has to end.
-
-    `call` limits a function and everything that it calls: `after` never returns a later deadline there.
+    """The time by which a call has to end. Inside `call`, `after` never returns a later deadline.
 
     Attributes:
-        at_ns: Nanoseconds of CLOCK_MONOTONIC, as in the C core and in messages; 0: never.
+        at_ns: Nanoseconds of CLOCK_MONOTONIC; 0 means no deadline.
     """
 
     at_ns: int
@@ -34,7 +32,7 @@ class Deadline(Struct, frozen=True):
 
     @classmethod
     def after(cls, seconds: float | None = None) -> Deadline:
-        """Return the deadline of a wait that begins now; never later than the deadline of an enclosing `call`.
+        """Return the deadline `seconds` from now, or the deadline of an enclosing `call` if that is earlier.
 
         None means no limit.
         """
@@ -50,14 +48,11 @@ class Deadline(Struct, frozen=True):
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
     def postpone(self, since_ns: int) -> Deadline:
-        """Return the deadline, moved by the time that has passed since a moment of CLOCK_MONOTONIC."""
+        """Return a deadline later by the time that has passed since `since_ns` (CLOCK_MONOTONIC)."""
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function whose waits end by this deadline. An outer deadline that comes sooner stays in force.
-
-        The deadline ends with the call, even if the call is interrupted.
-        """
+        """Call a function. All its waits end by this deadline, or by an enclosing `call`'s if that is earlier."""
         ambient = _ambient.get()
         deadline = self.sooner(ambient)
         if deadline == ambient:
@@ -75,9 +70,7 @@ _ambient: contextvars.ContextVar[Deadline] = contextvars.ContextVar("nnburst_dea
 
 
 def check_timeout(seconds: float | None) -> float | None:
-    """Return `seconds` if it is a valid timeout.
-
-    Everywhere in the package, None means no limit, 0 no waiting, and another number that many seconds.
+    """Return a timeout as a float. None means no limit; 0 means no waiting.
 
     Raises:
         InvalidArgument: `seconds` is not a number, or is negative.

@@ -61,16 +61,16 @@ _MEANINGS: dict[int, str] = {
 }
 
 this_process = SimpleNamespace(name="this process", refusals="")
-"""The name of this process in errors that peers may read, and the hint that `refusal` returns."""
+"""This process's name in errors that peers read, and the hint that `refusal` returns."""
 
 
 def refusal(error: BaseException) -> str:
-    """Return a hint for an exception that this process's sandbox may have caused; else an empty text."""
+    """Return a hint if this process's sandbox may have caused an exception, else an empty string."""
     return f": {this_process.refusals}" if this_process.refusals and isinstance(error, PermissionError) else ""
 
 
 def meaning(number: int) -> str:
-    """Return the meaning of an errno. It names the process whose limit was reached, as the peer may read it."""
+    """Return the meaning of an errno. If a limit of this process was reached, the text names the process."""
     if number == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
@@ -94,11 +94,11 @@ def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = 
 
     Args:
         rc: Return value of a function of the C core.
-        what: The beginning of the message: the attempt and its object.
+        what: Beginning of the error message, for example ``"cannot use the buffer"``.
         special: Exceptions for errnos with a special meaning in this call.
 
     Raises:
-        NNBurstError: `rc` is negative: a `GeneralFailure` unless the errno has a better match.
+        NNBurstError: `rc` is negative. The errno decides the class; the default is `GeneralFailure`.
     """
     if rc >= 0:
         return rc
@@ -122,7 +122,7 @@ def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def failed(call: Callable[..., object], error: OSError) -> NNBurstError:
-    """Return the exception for a failed system call, as `system` raises it."""
+    """Return the exception that `system` raises for an `OSError`."""
     number = error.errno or 0
     kind = ResourceExhausted if _ERRORS.get(number) is ResourceExhausted else GeneralFailure
     name = errno.errorcode.get(number, str(number))
@@ -145,14 +145,14 @@ def whole(value: object, what: str, unit: str = "") -> int:
 
 
 def flag(value: object, what: str) -> bool:
-    """Return a bool of Python or NumPy, or a number, as a bool. Raises `InvalidArgument` for anything else."""
+    """Return a bool, NumPy bool or int as a bool. Raises `InvalidArgument` for anything else."""
     if not isinstance(value, int | np.bool_):
         raise InvalidArgument(f"{what} is True or False, not {type(value).__name__}")
     return bool(value)
 
 
 def member(kind: type[E], value: object, what: str) -> E:
-    """Return a member of an enumeration, given as a member, number, or name in any case."""
+    """Return the member of an enumeration for a member, a number, or a name in upper or lower case."""
     try:
         return kind[value.upper()] if isinstance(value, str) else kind(value)  # type: ignore[arg-type]
     except (KeyError, ValueError):
@@ -161,7 +161,7 @@ def member(kind: type[E], value: object, what: str) -> E:
 
 
 def one_of(value: T, what: str, words: Collection[object]) -> T:
-    """Return a value if it is one of the words. Otherwise raises `InvalidArgument`, which names the words."""
+    """Return `value` if `words` contains it. Otherwise raise `InvalidArgument`, which lists the words."""
     if not isinstance(value, str | tuple) or value not in words:
         *others, last = map(repr, words)
         raise InvalidArgument(f"{what}={value!r}; choose {', '.join(others)} or {last}")

@@ -1,11 +1,10 @@
-"""Owned file descriptors: closed once, duplicated when shared, carried into ``multiprocessing`` children.
+"""Owners of file descriptors, which close each descriptor once and can be pickled for ``multiprocessing`` children.
 
-Each descriptor has a destructor in C. A Python finaliser could be interrupted half-way, and the interpreter drops its
-exceptions: the descriptor would be lost.
+A destructor in C closes each descriptor: a signal could interrupt a Python finaliser, and the descriptor would stay
+open.
 
-Closing a file on FUSE or NFS asks its server, and the server of another user's files may not answer. Closing a socket
-may take as long as its maker likes. Such a descriptor is always closed by a thread of its own, also when a worker, the
-owner of a connection or a finaliser drops it.
+Closing a file on FUSE or NFS waits for the file's server, which may not answer. Closing a socket waits as long as the
+SO_LINGER of its creator says. So a separate thread closes descriptors of both kinds.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _cast = partial(ffi.cast, ffi.typeof("void *"))
 
 
 def _owned(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
-    """Yield each descriptor as an object that C closes when it is dropped, without a step in Python."""
+    """Yield an object for each descriptor. When the object is dropped, C closes the descriptor."""
     return map(ffi.gc, map(_cast, map(operator.or_, flags, fds)), repeat(lib.nnb_fd_drop))
 
 
@@ -45,17 +44,16 @@ def _number(owned: Any) -> int:
 
 
 def close_fds(fds: list[int]) -> None:
-    """Close descriptors in any state, and empty the list.
+    """Close all descriptors of a list, and empty the list.
 
-    All are taken from the list in one step, so that an interrupt neither loses a descriptor nor closes one twice. A
-    thread closes a descriptor that may block.
+    An interrupt neither loses a descriptor nor closes one twice. A separate thread closes descriptors that may block.
     """
     with contextlib.suppress(IndexError):  # Another thread has taken the last one.
         list(_owned(_flags(fds), iter(partial(fds.pop, 0), None)))
 
 
 class FdSet:
-    """A few descriptors with one owner, which closes them by `close` or when it is collected.
+    """File descriptors that are closed by `close`, or when this object is collected.
 
     Args:
         fds: Descriptors that this object owns from now on.
@@ -70,9 +68,9 @@ class FdSet:
 
     @classmethod
     def made(cls, call: Callable[..., int], *args: Any) -> Self:
-        """Return an owner of the descriptor that a function in C returns. Raises like `system` for a negative errno.
+        """Call a function that returns a descriptor, and return the descriptor's owner.
 
-        An interrupt cannot come between the descriptor and its owner.
+        An interrupt cannot lose the descriptor. An `OSError` is raised again as the exception that `system` raises.
         """
         fds = cls()
         try:
@@ -83,9 +81,9 @@ class FdSet:
 
     @classmethod
     def duplicate(cls, fds: Iterable[int]) -> Self:
-        """Return a set of copies; the descriptors stay with the caller."""
+        """Return a set of duplicates; the caller still owns the originals."""
         copies, given = cls(), tuple(fds)
-        for fd in given:  # All are checked before the first copy, which could get the number of a closed descriptor.
+        for fd in given:  # Check all before the first copy: a copy could get the number of a closed descriptor.
             if not isinstance(fd, int) or fd < 0:
                 raise InvalidArgument(f"{fd!r} is not a file descriptor")
             try:
@@ -102,7 +100,7 @@ class FdSet:
         return copies
 
     def _open(self) -> tuple[Any, ...]:
-        """Return an object that keeps the descriptors open if another thread closes the set. Raises `BadState`."""
+        """Return objects that keep the descriptors open. Raises `BadState` if the set is closed."""
         owned = tuple(self._owned)
         if self.closed:
             raise BadState("the file descriptors are closed; duplicate them before closing their owner")
@@ -114,7 +112,7 @@ class FdSet:
         return tuple(map(_number, self._open()))
 
     def copy(self) -> Self:
-        """Return a set of copies. Raises `BadState` if this set is closed. Another thread may close it meanwhile."""
+        """Return a set of duplicates. Raises `BadState` if this set is closed."""
         owned = self._open()  # `owned` keeps them open until this method returns.
         return self.duplicate(map(_number, owned))
 
@@ -124,7 +122,7 @@ class FdSet:
         return fd
 
     def disown(self, which: slice) -> tuple[int, ...]:
-        """Return the descriptors and leave them to the caller."""
+        """Return the selected descriptors, which the caller then owns."""
         taken = self._owned[which]
         del self._owned[which]
         for owned in taken:
@@ -149,12 +147,12 @@ def _receive(parcels: list[Any]) -> FdSet:
 
 
 def ready(fds: Iterable[int], seconds: float | None = None, events: int = select.POLLIN) -> set[int]:
-    """Wait until a descriptor is readable, its other side has closed, or the process that it stands for has ended.
+    """Wait until a descriptor is readable or its peer has closed. A pidfd is readable when its process has ended.
 
     Args:
         fds: Descriptors.
         seconds: Time limit; None for no limit.
-        events: Events of poll; 0 waits for an end only.
+        events: Events to poll for; 0 to wait only until a peer closes.
 
     Returns:
         The ready descriptors; empty after the time limit.

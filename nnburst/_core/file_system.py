@@ -1,16 +1,15 @@
-"""A check of file systems: another process must not be able to make an access to a descriptor hang.
+"""A check of a file's file system, so that accesses to the file cannot hang.
 
-A file on FUSE, NFS or the like belongs to a server that may never answer, and no thread that waits for it can be
-stopped. So nothing is asked of a file before its file system is known, not even its size:
+The server of a FUSE or NFS file may never answer, and a thread that waits for the server cannot be stopped. So the
+file system is found first, without an access to the file:
 
-* Memory and ``/dev/shm`` are known by their seals; the kernel asks no file system for those.
-* Other files are found by the id of their mount in this process's own list of mounts, again without asking.
-* Only a file system that another mount namespace or the kernel itself mounted is asked for its magic number. For a
-  client of another user the kernel answers that by itself, also for FUSE.
+* Memory files and ``/dev/shm`` answer ``F_GET_SEALS``, which the kernel handles alone.
+* For other files, the id of the mount is looked up in this process's list of mounts.
+* If the list lacks the mount (of another namespace, or the kernel's own), the file system is asked for its magic
+  number. The kernel itself answers for the FUSE mount of another user.
 
-An overlay does not show the file systems below it, and any user can mount one on FUSE in a namespace of their own. The
-administrator of this process has made the overlays in its own list of mounts, as in a container: they are trusted like
-disks. Other overlays are refused.
+An overlay hides the file systems below it, and any user can mount an overlay over FUSE in a namespace. Overlays in
+this process's list of mounts are trusted, because an administrator made them. Other overlays are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ._nnburst import lib
 from .errno import check
 
 REMOTE_FILES = "NNBURST_REMOTE_FILES"
-"""Environment variable; 1 lets this process use files whose server may never answer."""
+"""Environment variable; 1 allows files whose server may never answer."""
 
 _LOCAL = {
     "tmpfs": 0x01021994,
@@ -55,9 +54,9 @@ _LOCAL = {
     "sockfs": 0x534F434B,
     "anon_inodefs": 0x09041934,
 }
-"""File systems that this machine serves, by their names among the mounts, with their magic numbers.
+"""Magic numbers of the file systems that need no other server, by their names in the list of mounts.
 
-The last three contain no regular files; a caller that needs one reports that.
+The last three contain no regular files.
 """
 _OVERLAY = 0x794C7630
 
@@ -66,7 +65,7 @@ def check_file_system(fd: int) -> None:
     """Refuse a descriptor on a file system that could block this process for ever.
 
     Raises:
-        GeneralFailure: The file is on such a file system, and ``NNBURST_REMOTE_FILES`` is not 1.
+        GeneralFailure: The file system could block, and ``NNBURST_REMOTE_FILES`` is not 1.
         OSError: The descriptor is not open.
     """
     if _in_memory(fd) or os.environ.get(REMOTE_FILES) == "1":
@@ -82,8 +81,7 @@ def check_file_system(fd: int) -> None:
 def may_block(fd: int) -> bool:
     """Return True if closing a descriptor may wait for another process.
 
-    Closing a file is an access, too: its server may not answer, and no signal ends it. A network socket lingers if its
-    maker set SO_LINGER, also while it waits in the queue of a local socket.
+    Closing a FUSE or NFS file waits for its server. Closing a network socket waits if its creator set SO_LINGER.
     """
     try:
         if _in_memory(fd):
@@ -94,7 +92,7 @@ def may_block(fd: int) -> bool:
         if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # Links of pipes begin with "pipe:".
             return False
         return _remote_file_system(fd) is not None
-    except (OSError, NNBurstError) as error:  # The descriptor is not open, or no other one is free.
+    except (OSError, NNBurstError) as error:  # The descriptor is not open, or the process has no descriptor left.
         return getattr(error, "errno", None) != errno.EBADF
 
 
@@ -109,7 +107,7 @@ def _in_memory(fd: int) -> bool:
 
 
 def _remote_file_system(fd: int) -> str | None:
-    """Return the name of a file's file system if accesses to it may never end, else None."""
+    """Return the name of a file's file system if accesses may never end, else None."""
     name = _mount_type(_mount_of(fd))
     if name is None:
         magic = check(lib.nnb_fd_filesystem(fd))
@@ -126,7 +124,7 @@ def _mount_of(fd: int) -> bytes:
 
 
 def _mount_type(mount: bytes) -> str | None:
-    """Return the type of a file system in this process's list of mounts; None if it is not listed."""
+    """Return a mount's file system type from this process's list of mounts; None if the mount is not listed."""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
             if line.split(None, 1)[0] == mount:

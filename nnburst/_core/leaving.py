@@ -1,26 +1,24 @@
 """Closing objects: four verbs, a time limit, and safety against interrupts.
 
-Four verbs, which mean the same everywhere:
+Four verbs mean the same everywhere:
 
-* ``close`` waits and frees everything on both sides. It is idempotent; after an interrupt the next call finishes.
-* ``hang_up`` ends an object at once without waiting: from any thread, a signal handler, a finaliser.
-* ``forget`` drops one thing without waiting for the service.
-* ``abandon`` is for objects that a forked child inherits: its copies are dropped, the originals stay with the parent.
+* ``close`` waits until both sides have released everything. It is idempotent. After an interrupt, call it again.
+* ``hang_up`` ends an object at once, without waiting. Any thread, signal handler or finaliser may call it.
+* ``forget`` drops an object without waiting for the service.
+* ``abandon`` drops a forked child's copy of an object; the parent keeps the original.
 
-**Time.** `Deadline.call` gives one deadline to all that a function waits for, however deep. Leaving takes `LEAVING`
-seconds at most. Each release may take as long; after a release without an answer in time, a connection does not wait
-for others until that answer comes. So closing many objects waits only once for a service that does not answer. After a
-deadline has passed, the same peer is never waited for: `forget`.
+**Time.** `Deadline.call` limits all waits in a function. Closing takes at most `LEAVING` seconds, and so does each
+release of an object in the service. If a release is not answered in time, its connection waits for no other release
+until the answer comes. So closing many objects waits only once for a silent service.
 
-**Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any
-thread between any two steps, too, also below a lock. Four rules follow.
+**Interrupts.** A signal handler may run, and raise, between any two steps of the main thread. A finaliser may run
+between any two steps of any thread, even while the thread has a lock. Four rules follow.
 
-* An object that several threads change belongs to one thread. The others post jobs to it, which is one step of a
-  deque, and wait for an answer of their own (`nnburst.service.connection.mailbox`). A handler that interrupts them may
-  post and wait, too.
-* A finaliser only posts.
-* A ``close`` of several steps keeps them in a `Leaving`: an interrupt ends the waiting, not the leaving.
-* A lock is a `process_lock`, and no thread waits while it has one.
+* If several threads change an object, one thread owns it. The other threads post jobs to the owner's deque and wait for
+  the answers (`nnburst.service.connection.mailbox`). A signal handler may do so, too.
+* A finaliser posts jobs and does not wait.
+* A ``close`` of several steps keeps the steps in a `Leaving`, so that an interrupt skips no step.
+* `process_lock` makes all locks, and no thread waits while it has a lock.
 """
 
 from __future__ import annotations
@@ -37,18 +35,18 @@ from ..errors import InvalidArgument, NNBurstError
 from .deadline import Deadline
 
 LEAVING = 2.0
-"""Total seconds that leaving waits for a silent service. A child process that still runs then is killed."""
+"""Seconds that closing waits for a silent service. A child process that still runs after that is killed."""
 
 
 class Leaving:
-    """The remaining steps of a ``close``: call it to take them.
+    """The remaining steps of a ``close``. Calling this object takes the steps.
 
-    Each step is done at least once, in order, even if another failed. An `NNBurstError` of a step is dropped: the other
-    side has ended or does not answer. Any other exception is raised after the last step. If a signal handler raises,
-    the rest is done without waiting; if another one raises even then, the next call does the remaining steps.
+    Each step is taken at least once, in order, even if another step failed. An `NNBurstError` is ignored: the peer has
+    ended or does not answer. Any other exception is raised after the last step. If a signal handler raises, the
+    remaining steps are taken without waiting. If a handler raises again, the next call takes the remaining steps.
 
     Args:
-        steps: Different functions that may be called again after an interrupt or a return.
+        steps: Different functions, each of which can safely be called again.
     """
 
     __slots__ = ("_steps",)
@@ -84,7 +82,7 @@ class Leaving:
 
 
 class Closing:
-    """A base class of context managers that are closed at the end of the block."""
+    """A base class of objects that a ``with`` block closes at its end."""
 
     __slots__ = ()
 
@@ -100,7 +98,7 @@ class Closing:
 
 
 class OneProcess:
-    """An object of one process: pickling or copying it raises an error with the alternative."""
+    """A base class of objects that cannot be pickled or copied. The error names an alternative."""
 
     __slots__ = ()
     _instead = "make one in each process"
@@ -130,9 +128,9 @@ def abandon_when_forked(thing: Any) -> None:
 
 
 def process_lock() -> threading.RLock:
-    """Return a re-entrant lock that is free again in a forked child, where the thread that held it does not exist.
+    """Return a re-entrant lock, which is free in a forked child.
 
-    A signal handler or a finaliser may need the lock in the thread that holds it.
+    A signal handler or finaliser may take the lock in a thread that already has it.
     """
     lock = threading.RLock()
     _locks.add(lock)

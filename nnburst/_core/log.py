@@ -1,10 +1,10 @@
-"""Warnings of clients. `logging` is imported with the first warning, because most clients never have one."""
+"""Warnings of clients. `logging` is imported with the first warning, because most clients never warn."""
 
 from __future__ import annotations
 
 
 def warn(logger: str, text: str, *args: object) -> None:
-    """Log a warning with the logger of that name, as `logging.Logger.warning` does."""
+    """Log a warning with the named logger; `text` and `args` are those of `logging.Logger.warning`."""
     import logging
 
     logging.getLogger(logger).warning(text, *args, stacklevel=2)

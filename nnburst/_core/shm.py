@@ -1,4 +1,4 @@
-"""POSIX shared memory, through `posix_ipc` or, where that is not installed (no wheel for CPython 3.14), /dev/shm."""
+"""POSIX shared memory, through `posix_ipc` if it is installed, else through ``/dev/shm``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def shm_open(path: str, flags: int, mode: int = 0o600) -> int:
     """Open shared memory and return its descriptor.
 
     Args:
-        path: A slash, and a name without slashes.
-        flags: O_RDWR, perhaps with O_CREAT | O_EXCL.
+        path: A slash and a name without slashes.
+        flags: O_RDWR or O_RDWR | O_CREAT | O_EXCL.
 
     Raises:
         OSError, ValueError: The memory cannot be opened.
@@ -33,7 +33,7 @@ def shm_open(path: str, flags: int, mode: int = 0o600) -> int:
 
 
 def shm_unlink(path: str) -> None:
-    """Remove a name; raises the same errors as `shm_open`."""
+    """Remove the name of shared memory. Raises the same errors as `shm_open`."""
     if posix_ipc is None:
         return os.unlink(f"/dev/shm{path}")
     try:

@@ -1,4 +1,4 @@
-"""Starting threads, and a thread for jobs that may block."""
+"""Functions that start threads, and a thread for blocking jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .leaving import process_lock
 from .log import warn
 
 _LINGER = 1.0
-"""Seconds that an idle thread stays for the next job."""
+"""Seconds that a thread waits for the next job before it ends."""
 
 _PATCHED = (
     ("threading", "get_ident"),
@@ -22,15 +22,15 @@ _PATCHED = (
     ("os", "fork"),
     ("subprocess", "Popen"),
 )
-"""(module, function) for each module that gevent and eventlet replace."""
+"""A function of each module that gevent and eventlet patch."""
 
 
 def start(thread: threading.Thread, what: str) -> None:
-    """Start a thread; `what` names the work that needs it, in error messages.
+    """Start a thread for the work that `what` names in error messages.
 
     Raises:
         BadState: gevent or eventlet would start a greenlet, which does not run while another thread waits in C.
-        ResourceExhausted: The system has no thread for it.
+        ResourceExhausted: The system cannot start another thread.
     """
     for module, name in _PATCHED:
         found = getattr(sys.modules.get(module), name, None)
@@ -47,14 +47,14 @@ def start(thread: threading.Thread, what: str) -> None:
 
 
 def start_daemon(target: Callable[..., object], *args: object, name: str, what: str) -> threading.Thread:
-    """Start a thread that does not keep the process alive: it may be inside a device that never returns."""
+    """Start a daemon thread. A device call that never returns does not keep the process alive."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     start(thread, what)
     return thread
 
 
 class JobThread:
-    """A thread that runs blocking jobs one by one, each when it is due. It ends a second after the last job."""
+    """A thread that runs blocking jobs one by one, each when it is due. It ends after a second without jobs."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(process_lock())
@@ -62,11 +62,14 @@ class JobThread:
         self._thread: threading.Thread | None = None
 
     def do(self, job: Callable[[], None], due: Deadline = Deadline.never) -> Callable[[], object]:
-        """Hand a job to the thread. If no thread can be started and the job is due, run it in the calling thread.
+        """Pass a job to the thread.
+
+        If no thread can be started, a job that is due at once runs in the calling thread. Any other job is dropped with
+        a warning.
 
         Args:
             job: A function that raises nothing.
-            due: Time to begin; a deadline of 0 is at once.
+            due: Time to start the job; 0 means at once.
 
         Returns:
             A function that cancels the job if it has not begun.
@@ -95,7 +98,7 @@ class JobThread:
             del job  # The job's references must not live until the next job.
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for a job that is due and return it; None if the thread has been idle for `_LINGER` seconds."""
+        """Wait for the next due job and return it; None after `_LINGER` seconds without a job."""
         end = Deadline.after(_LINGER)
         with self._changed:
             while True:

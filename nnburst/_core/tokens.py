@@ -13,10 +13,10 @@ _LEAST = 16
 
 
 class Tokens:
-    """The tokens of a file, a ``NAME:TOKEN`` on each line; lines that begin with ``#`` are ignored.
+    """The tokens of a file with one ``NAME:TOKEN`` per line. Lines that begin with ``#`` are ignored.
 
     Args:
-        file: Path of a file that only its owner may read or write. None: every client is admitted.
+        file: Path of a file that only its owner may read or write. None admits every client.
 
     Raises:
         InvalidArgument: The file cannot be read, other users may read it, or a line is malformed.
@@ -28,7 +28,7 @@ class Tokens:
         self.renew()
 
     def renew(self) -> None:
-        """Read the file again; raise the same errors as the constructor, and keep the old tokens then."""
+        """Read the file again. If the constructor would raise an error, raise it and keep the old tokens."""
         if self._file is None:
             return
         try:
@@ -52,7 +52,7 @@ class Tokens:
         self._tokens = found
 
     def admit(self, header: str | None) -> bool:
-        """Return True if an Authorization header has a valid token. Every invalid token takes equally long."""
+        """Return True if an Authorization header has a valid token. All invalid tokens take equally long."""
         if self._tokens is None:
             return True
         scheme, _, token = (header or "").partition(" ")
@@ -62,4 +62,4 @@ class Tokens:
 
 
 EVERYONE = Tokens(None)
-"""Tokens that admit every client, also without one."""
+"""Tokens that admit every client, even one without a token."""

@@ -1,4 +1,4 @@
-"""Descriptors of queues: the regions of a queue and their files, with which peers attach."""
+"""Descriptors, with which peers attach to queues."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class Flavour(enum.IntEnum):
-    """The flavour of a queue: its number of readers, and the outcome of a write that does not fit."""
+    """The flavour of a queue."""
 
     SYNCHRONIZED = lib.NNB_SYNCHRONIZED
     """One writer, one reader; a write that does not fit fails."""
     UNSYNCHRONIZED = lib.NNB_UNSYNCHRONIZED
-    """One writer, many readers; a write always succeeds, a slow reader loses overwritten elements."""
+    """One writer, many readers; a write always succeeds, and a slow reader loses overwritten elements."""
 
 
 class Layout(enum.IntEnum):
@@ -40,11 +40,11 @@ class Layout(enum.IntEnum):
     COMPAT = lib.NNB_LAYOUT_COMPAT
     """The 16-byte header of libfmq."""
     STAMPED = lib.NNB_LAYOUT_STAMPED
-    """Like LINES, with space beside the write counter for the time of a packet (synchronized queues)."""
+    """Like LINES, with space for a packet's time beside the write counter; for synchronized queues."""
 
 
 class Grantor(NamedTuple):
-    """A region of a queue. The first four are the read counter, the write counter, the data, the event word.
+    """A region of a queue. The first four contain the read counter, the write counter, the data and the event word.
 
     Attributes:
         flags: Always 0.
@@ -82,17 +82,17 @@ def _grantor(index: int, parts: Sequence[int]) -> Grantor:
 
 
 class MQDescriptor(Closing):
-    """A description of a queue with which a peer attaches. It owns its file descriptors.
+    """A description with which a peer attaches to a queue. It owns its file descriptors.
 
-    It can be pickled for ``multiprocessing`` children under every start method. Its plain parts can be sent over any
-    channel that carries descriptors (SCM_RIGHTS).
+    ``multiprocessing`` can pickle it for children. Other processes need its attributes and, over SCM_RIGHTS, its file
+    descriptors.
 
     Args:
         grantors: At least three `Grantor` or (flags, fd_index, offset, extent).
-        fds: File descriptors, owned by this object from now on, even if the arguments are refused.
+        fds: File descriptors, owned by this object from now on, even after an error.
         quantum: Size of an element in bytes.
         flags: Flavour of the queue: 1 synchronized, 2 unsynchronized.
-        dtype: Type of the elements, if known; a hint that never crosses a trust boundary.
+        dtype: Default type for `MessageQueue.attach`, if known.
 
     Raises:
         InvalidArgument: A number is negative or too large for the format.
@@ -138,15 +138,15 @@ class MQDescriptor(Closing):
         return self._fds.fds
 
     def duplicate(self) -> MQDescriptor:
-        """Return a copy with file descriptors of its own."""
+        """Return a copy with duplicated file descriptors."""
         return MQDescriptor(self.grantors, self._fds.copy(), self.quantum, self.flags, dtype=self.dtype)
 
     def without_write_access(self) -> MQDescriptor:
-        """Return a copy for readers of an unsynchronized queue: the kernel grants them read-only mappings.
+        """Return a copy for readers of an unsynchronized queue, which can map the memory only for reading.
 
-        The memory of the queue is sealed: existing mappings stay writable, and no new writable mapping can be made.
-        Memory that cannot be sealed (as ``ring_fd=`` may be) is opened for reading only; then a reader of the same
-        user could reopen it for writing, and a libfmq reader cannot attach.
+        The queue's memory is sealed: existing mappings stay writable, and no new writable mapping can be made. Memory
+        that cannot be sealed, such as that of ``ring_fd=``, is opened for reading only. A reader of the same user could
+        reopen this memory for writing, and a libfmq reader cannot attach.
         """
         copies = FdSet(_without_write_access(fd) for fd in self.fds)
         return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)
@@ -176,7 +176,7 @@ class MQDescriptor(Closing):
             dialect: Their binary form.
 
         Raises:
-            InvalidArgument: The length is not a multiple of a grantor's, or a field is negative.
+            InvalidArgument: The length is not a multiple of a grantor's size, or a field is negative.
         """
         form = _FORMATS[one_of(dialect, "dialect", _FORMATS)]
         size = struct.calcsize(form)
@@ -186,7 +186,7 @@ class MQDescriptor(Closing):
         return tuple(_grantor(i, row if dialect == "hidl" else (0, *row)) for i, row in enumerate(rows))
 
     def close(self) -> None:
-        """Close the file descriptors. Idempotent; queues that were attached stay attached."""
+        """Close the file descriptors. Attached queues stay attached. Idempotent."""
         self._fds.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -195,7 +195,7 @@ class MQDescriptor(Closing):
 
 
 def _without_write_access(fd: int) -> int:
-    """Return a new descriptor of a file. Mapping it for writing fails with EPERM, as libfmq's readers expect."""
+    """Return a new descriptor of a file. Mapping the file for writing fails with EPERM, as libfmq's readers expect."""
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     except OSError:

@@ -21,7 +21,7 @@ class EventFlag(Closing):
     continues to wait.
 
     Args:
-        source: A `MessageQueue` (its own event word), or a writable buffer in shared memory.
+        source: A `MessageQueue`, or a writable buffer in shared memory that contains the 32-bit word.
         offset: Position of the word in the buffer in bytes; a multiple of 4.
 
     Raises:
@@ -37,9 +37,9 @@ class EventFlag(Closing):
 
     __slots__ = ("_owner", "_word")
     NOT_FULL: ClassVar[int] = lib.NNB_EVENT_NOT_FULL
-    """Bit for "room was made" in the blocking calls of a queue."""
+    """Bit that `MessageQueue.read_blocking` sets after taking elements."""
     NOT_EMPTY: ClassVar[int] = lib.NNB_EVENT_NOT_EMPTY
-    """Bit for "data has come" in the blocking calls of a queue."""
+    """Bit that `MessageQueue.write_blocking` sets after adding elements."""
 
     def __init__(self, source: Any, offset: int = 0) -> None:
         self._word, self._owner = _find_word(source, offset)
@@ -57,7 +57,7 @@ class EventFlag(Closing):
         check(lib.nnb_event_wake(self._live(), _bits(mask)), "EventFlag.wake")
 
     def wait(self, mask: int, timeout: float | None = None, retry: bool = True) -> int:
-        """Wait until one of the bits is set, and consume it.
+        """Wait until at least one of the bits is set, and clear all of them.
 
         A bit that is already set is returned at once, whatever the timeout. Signal handlers run while waiting.
 
@@ -67,7 +67,7 @@ class EventFlag(Closing):
             retry: False to return 0 as soon as another bit of the word changes or a signal comes.
 
         Returns:
-            The bits of `mask` that were set, now cleared. 0 only with ``retry=False``: look again.
+            The bits of `mask` that were set and are now cleared; 0 only with ``retry=False``.
 
         Raises:
             MissedDeadline: No bit was set in time.
@@ -93,7 +93,7 @@ class EventFlag(Closing):
             check(rc, f"EventFlag.wait for bits {bits:#x}")
 
     def close(self) -> None:
-        """Drop the word; a wait in another thread ends with `BadState`. Idempotent."""
+        """Close the flag. A wait in another thread ends with `BadState`. Idempotent."""
         self._word = self._owner = None
 
     def _live(self) -> Any:

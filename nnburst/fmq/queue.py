@@ -38,13 +38,13 @@ def _not_here(_: object) -> Any:
 class Handle:
     """An ``nnb_mq *`` that is closed with the last reference to it.
 
-    A queue, the NumPy views of its ring and a call that waits in another thread have one reference each, so closing
-    the queue never unmaps memory that a view still shows.
+    A queue, its NumPy views and waiting calls in other threads have references, so closing the queue unmaps no memory
+    in use.
 
     Attributes:
-        read: Fills an array, or a new one of that many elements. Returns it; None if there are too few elements;
-            False if this reader was overtaken; NotImplemented for cases that need a call with `pointer`.
-        write: Appends an array or bytes. Returns True; False if there is no room; NotImplemented as for `read`.
+        read: Fill an array, or a new array of as many elements. Return the array, None if there are too few elements,
+            False if the writer overtook this reader, or NotImplemented if only a call with `pointer` can do it.
+        write: Append an array or bytes. Return True, False if there is no room, or NotImplemented as `read` does.
     """
 
     __slots__ = ("__weakref__", "pointer", "read", "write")
@@ -77,7 +77,7 @@ _CLOSED = Handle(None)
 
 
 class _RingMemory:
-    """The owner of the ring's bytes in NumPy's array interface."""
+    """The base object of NumPy views of the ring."""
 
     __slots__ = ("__array_interface__", "_handle")
 
@@ -87,7 +87,7 @@ class _RingMemory:
 
 
 def _ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: bool) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the whole ring, which begins at a ``uint8_t *``, as an array of elements that keeps the handle alive."""
+    """Return the whole ring, which begins at a ``uint8_t *``, as an array that keeps the handle alive."""
     pointer = handle.live()
     size = lib.nnb_mq_capacity(pointer) * lib.nnb_mq_quantum(pointer)
     address = int(ffi.cast("uintptr_t", start))
@@ -97,21 +97,21 @@ def _ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: boo
 class MessageQueue(Closing):
     """A lock-free FIFO in shared memory: one writer, and one reader (or many, if unsynchronized).
 
-    The constructor creates the shared memory; `attach` joins an existing queue. An object's first write (read) makes
-    it the writer (reader) for good; a second writer is detected as a corrupt counter. After a fork, the child's copy
-    starts as neither. Only one thread at a time may use an object.
+    The constructor creates the shared memory; `attach` joins an existing queue. An object's first write makes it the
+    writer, and its first read makes it the reader. A second writer causes errors about corrupt counters. After a fork,
+    the child's copy is neither. Only one thread at a time may use an object.
 
     Args:
-        dtype: Element type: any NumPy dtype without object fields, also structured.
-        count: Capacity in elements; all of it is usable.
+        dtype: Element type: any NumPy dtype without object fields.
+        count: Capacity in elements.
         flavour: ``"synchronized"``: one writer, one reader; a write that does not fit fails. ``"unsynchronized"``: one
-            writer, many readers; a write always succeeds, a slow reader loses overwritten elements.
+            writer, many readers; a write always succeeds, and a slow reader loses overwritten elements.
         event_flag: True for a queue with an event word, which blocking calls need.
         layout: ``"lines"``, ``"stamped"`` or ``"compat"``, or a `Layout`.
-        ring_fd: Descriptor of a memory object whose beginning becomes the ring; duplicated. The counters stay in the
+        ring_fd: Descriptor of a memory object whose first bytes become the ring; duplicated. The counters stay in the
             queue's own memory.
-        exclusive: False lets objects of several threads or processes take turns as the writer (reader). Each call
-            then reads the counters again, and C takes about twice as long.
+        exclusive: False to let several threads or processes take turns as writer or reader. C then takes about twice as
+            long for each call.
 
     Attributes:
         dtype: Element type.
@@ -163,14 +163,14 @@ class MessageQueue(Closing):
         exclusive: bool = True,
         sealed: bool = False,
     ) -> MessageQueue:
-        """Return another end of a queue that another object or process made.
+        """Return an end of a queue that another object or process created.
 
         Args:
-            descriptor: The queue's descriptor, which stays with the caller.
-            dtype: Element type; None for the descriptor's own, or raw bytes of the quantum's size.
+            descriptor: The queue's descriptor; the caller still owns it.
+            dtype: Element type; None for the descriptor's type, or for raw bytes if the descriptor has none.
             reset: True to set the counters to zero and discard the elements in the queue.
-            exclusive: See the class.
-            sealed: True to refuse memory that its maker could truncate.
+            exclusive: See `MessageQueue`.
+            sealed: True to refuse memory that its creator could truncate.
 
         Raises:
             InvalidArgument: The descriptor is malformed, has another element size, or does not fit its memory objects.
@@ -208,7 +208,7 @@ class MessageQueue(Closing):
 
     @property
     def descriptor(self) -> MQDescriptor:
-        """A new descriptor for a peer, with file descriptors of its own: close it, or leave it to the collector."""
+        """A new descriptor for a peer, with duplicated file descriptors. The caller closes it."""
         self._handle.live()
         return self._own.duplicate()
 
@@ -252,7 +252,7 @@ class MessageQueue(Closing):
 
         Returns:
             The array of elements; None if there are not enough, or if the writer of an unsynchronized queue has
-            overtaken this reader. Then `overruns` has grown, and the newer half of the ring can be read next.
+            overtaken this reader. The overtaken reader continues with the newer half of the ring; see `overruns`.
 
         Raises:
             InvalidArgument: More than the capacity, or `out` is of the wrong kind.
@@ -393,8 +393,8 @@ class MessageQueue(Closing):
         deadline = Deadline.after(timeout).at_ns
         rc = -errno.ERESTART
         while rc == -errno.ERESTART:
-            # Every 100 ms, and after a signal, C comes back so that signal handlers run and close() is noticed. The
-            # local reference keeps the mapping while C waits.
+            # C returns every 100 ms and after a signal, so that signal handlers run and close() is noticed. The local
+            # reference keeps the mapping while C waits.
             handle = self._handle
             rc = transfer(handle.live(), data, count, *bits, deadline, word)
         if rc < 0:
@@ -476,14 +476,14 @@ class MessageQueue(Closing):
 
     @property
     def available_to_read(self) -> int:
-        """Return the number of elements that can be read now; 0, after a call of the error handler, if corrupt."""
+        """Number of elements that can be read now. If the counters are corrupt, it is 0 and the error handler runs."""
         return self._available(lib.nnb_mq_available_to_read(self.handle))
 
     @property
     def available_to_write(self) -> int:
-        """Return the number of elements that fit now; 0, after a call of the error handler, if corrupt.
+        """Number of elements that fit now. If the counters are corrupt, it is 0 and the error handler runs.
 
-        The number is meaningless for the writer of an unsynchronized queue: a write up to the capacity always succeeds.
+        The writer of an unsynchronized queue ignores the number, because a write up to the capacity always succeeds.
         """
         return self._available(lib.nnb_mq_available_to_write(self.handle))
 
@@ -494,7 +494,7 @@ class MessageQueue(Closing):
         return check(rc, "MessageQueue")
 
     def set_error_handler(self, handler: ErrorHandler | None) -> None:
-        """Set a function that is called whenever the shared counters are found corrupt.
+        """Set a function to call when the shared counters are corrupt.
 
         Args:
             handler: Called with a message; None removes it.
@@ -550,7 +550,7 @@ def new_queue(
     event_flag: bool = True,
     ring_fd: int | None = None,
 ) -> MQDescriptor:
-    """Make the memory of a new queue and lay it out. The first to attach has to reset the queue."""
+    """Create the memory of a new queue. The first object that attaches must reset the queue."""
     quantum = dtype.itemsize
     regions, size = ffi.new("nnb_grantor[5]"), ffi.new("uint64_t *")
     # A ring in other memory needs no room beside the counters.
@@ -627,8 +627,8 @@ class MemTransaction:
         """Copy elements into the transaction.
 
         Args:
-            data: Elements; flattened and cast like a NumPy assignment.
-            start: First slot.
+            data: Elements; flattened and cast as in a NumPy assignment.
+            start: Index of the first element to write.
 
         Raises:
             InvalidArgument: The elements do not fit.
@@ -641,7 +641,7 @@ class MemTransaction:
         """Copy elements out of the transaction.
 
         Args:
-            start: First slot.
+            start: Index of the first element to copy.
             count: Number of elements; None for all from `start`.
 
         Returns:
@@ -660,13 +660,13 @@ class MemTransaction:
         return self.first[start:end], self.second[max(start - split, 0) : max(end - split, 0)]
 
     def commit(self, count: int | None = None) -> bool:
-        """Publish written elements, or free the space of read ones.
+        """Publish written elements, or free the space of read elements.
 
         Args:
             count: Number of elements from the first; None for all.
 
         Returns:
-            False if the writer of an unsynchronized queue overtook this reader meanwhile: the elements are void.
+            False if the writer of an unsynchronized queue overtook this reader, so that the elements are invalid.
 
         Raises:
             InvalidArgument: `count` is larger than the transaction.
@@ -691,7 +691,7 @@ class MemTransaction:
 
 
 def element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Return the dtype that `dtype` describes, if a queue can carry it."""
+    """Return a NumPy dtype. Raises `InvalidArgument` if a queue cannot carry it."""
     try:
         element = np.dtype(dtype)
     except TypeError as error:
@@ -728,15 +728,15 @@ def as_elements(data: Any, dtype: np.dtype[Any]) -> Elements:
 
 
 def _exportable(array: Elements) -> Elements:
-    # Arrays of dates export no buffer, so they are viewed as bytes.
+    # Arrays of dates export no buffer, so they are viewed as integers.
     return array.view(np.int64) if array.dtype.kind in "mM" else array
 
 
 def readable(array: Elements) -> Any:
-    """Return a C pointer to an array's memory; the pointer keeps it alive."""
+    """Return a C pointer to an array for C to read; the pointer keeps the array alive."""
     return ffi.from_buffer("char[]", _exportable(array))
 
 
 def writable(array: Elements) -> Any:
-    """Return a pointer to memory that C fills."""
+    """Return a C pointer to an array for C to fill; the pointer keeps the array alive."""
     return ffi.from_buffer("char[]", _exportable(array), True)

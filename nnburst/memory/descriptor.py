@@ -1,4 +1,4 @@
-"""Files behind descriptors: their kind, which decides between mapping and copying, and access to their bytes."""
+"""Facts about the files behind descriptors, and access to their bytes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _UNUSABLE = {
     stat.S_IFBLK: "a block device",
 }
 _ANONYMOUS = 0
-"""File type of objects that are in no directory: dma-bufs, but also eventfds, epolls and the like."""
+"""File type of dma-bufs, eventfds, epolls and other objects that are in no directory."""
 
 _DMA_BUF_SYNC = 0x40086200
 _SYNC_END = 4
 
 
 class MemoryMapping:
-    """A mapping of a range of a memory object, unmapped with the last NumPy view on it.
+    """A mapping of part of a memory object, kept until its last NumPy view is dropped.
 
     Args:
         fd: Descriptor of the object; not needed afterwards.
         offset: First byte; need not be page-aligned.
         prot: PROT_READ and/or PROT_WRITE.
-        guarded: True to survive a peer that truncates the object. The caller checks `faults` after each use.
+        guarded: True to get zeros instead of a SIGBUS if a peer truncates the object. The caller checks `faults` after
+            each use.
 
     Raises:
         GeneralFailure: The object cannot be mapped with these arguments.
@@ -67,16 +68,16 @@ class MemoryMapping:
 
     @property
     def faults(self) -> int:
-        """Number of accesses that found a lost page and got a zero page instead; always 0 if not guarded."""
+        """Number of accesses to lost pages, which read as zeros; always 0 if not guarded."""
         return lib.nnb_map_faults(self._mapping)
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The whole mapping as uint8; the array keeps it alive."""
+        """The whole mapping as a uint8 array, which keeps the mapping alive."""
         return np.asarray(self)
 
 
 def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return zeroed private memory as uint8. Raises `ResourceExhausted` if there is not enough."""
+    """Return zeroed private memory as uint8. Raises `ResourceExhausted` if there is not enough memory."""
     try:
         return np.zeros(nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:
@@ -84,13 +85,13 @@ def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 class MemoryObject(Struct, frozen=True):
-    """The facts about a file or memory object, as `examine` found them.
+    """Facts about a file or memory object; `examine` returns them.
 
     Attributes:
-        size: Bytes when it was examined.
+        size: Size in bytes when examined.
         fixed: True if the size cannot change, so that the object may be mapped.
-        can_fail: True if an access may fault although the size is fixed: huge pages can run out.
-        dma_buf: True if CPU access must be bracketed, see `sync_dma_buf`.
+        can_fail: True if an access may fault although the size is fixed, because huge pages can run out.
+        dma_buf: True if `sync_dma_buf` must begin and end CPU access.
         writable: True if the descriptor allows a shared writable mapping.
         appends: True if every write goes to the end of the file.
     """
@@ -104,10 +105,7 @@ class MemoryObject(Struct, frozen=True):
 
 
 def examine(fd: int) -> MemoryObject:
-    """Return the facts about the object behind a descriptor, without touching its bytes.
-
-    The caller has checked the file system.
-    """
+    """Return facts about the object behind a descriptor, whose file system the caller has checked."""
     try:
         status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
         filesystem = check(lib.nnb_fd_filesystem(fd))
@@ -117,7 +115,7 @@ def examine(fd: int) -> MemoryObject:
         dma_buf = filesystem == _DMA_BUF
         if kind == _ANONYMOUS and not dma_buf:
             raise GeneralFailure(f"fd {fd} has no bytes that could be mapped")
-        # The seals first: once the size is fixed, later answers stay true.
+        # Read the seals first: once they fix the size, the size that is read later stays true.
         sealed = lib.nnb_seals(fd) & lib.NNB_SEALS_FIXED_SIZE == lib.NNB_SEALS_FIXED_SIZE
         access = flags & os.O_ACCMODE
         if access == os.O_WRONLY or flags & getattr(os, "O_PATH", 0):
@@ -139,7 +137,7 @@ def examine(fd: int) -> MemoryObject:
 
 
 def read_into(fd: int, offset: int, target: Array) -> None:
-    """Fill a dense array of bytes with a copy from a file, which never faults.
+    """Read bytes of a file into a dense array. Unlike a mapping, reading cannot fault.
 
     Raises:
         GeneralFailure: The file is too short.

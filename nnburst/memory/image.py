@@ -23,20 +23,20 @@ def fourcc(code: str) -> int:
 
 
 class PlaneFormat(Struct, frozen=True):
-    """A plane of an image: elements per sample (`channels`), and pixels per sample in each direction."""
+    """A plane of an image. A sample has `channels` elements and covers `subsampling` pixels in each direction."""
 
     channels: int
     subsampling: int = 1
 
 
 class PixelFormat(Struct, frozen=True):
-    """The storage of pixels under a DRM fourcc.
+    """A storage format of pixels.
 
     Attributes:
         name: Common name.
-        fourcc: The DRM code. It names the channels from the highest bits down, so it seems reversed.
+        fourcc: The DRM code, which names the channels in reverse memory order.
         dtype: Name of the type of one channel.
-        order: For each channel of the tensor, its position in memory; empty if the order is the same.
+        order: Position in memory of each channel of the tensor; empty if the orders are equal.
     """
 
     name: str
@@ -82,8 +82,8 @@ class ImageLayout(Struct, frozen=True):
     Attributes:
         width: Pixels.
         height: Pixels.
-        layers: Number of images of equal layout, one behind the other; the N of the tensor.
-        fourcc: DRM code; docs/memory.md lists the supported ones, all for linear images.
+        layers: Number of images of equal layout; the N of the NHWC tensor.
+        fourcc: DRM code of a linear format; docs/memory.md lists the supported ones.
         planes: (first byte in the object, bytes from row to row) of each plane of the first layer.
         layer_stride: Bytes from layer to layer; 0 if there is only one.
     """
@@ -111,8 +111,8 @@ class ImageLayout(Struct, frozen=True):
     def shape(self) -> tuple[int, int, int, int]:
         """Dimensions of the NHWC tensor.
 
-        Several planes become one channel: the rows of Y, then those of the other planes, `width` elements in a row. If
-        `width` is odd, the rows of colour are longer than those of Y, and all elements become one row.
+        An image of several planes has one channel: the rows of Y, then the rows of the other planes, each of `width`
+        elements. If `width` is odd, colour rows are longer than Y rows, and all elements become one row.
         """
         form = format_of(self)
         if len(form.planes) == 1:
@@ -133,7 +133,7 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def is_tensor(self) -> bool:
-        """True if the bytes from `start` on are exactly the tensor's: no gaps, and the same order."""
+        """True if the bytes from `start` on are the tensor's bytes, without gaps and in the same order."""
         form = format_of(self)
         offsets = [offset for offset, _ in self.planes]
         return not form.order and offsets == sorted(offsets) and self.span == self.tight_size
@@ -150,7 +150,7 @@ def format_of(layout: ImageLayout) -> PixelFormat:
 
 
 def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]]:
-    """Return (rows, bytes of a row without its gap) for each plane. Pixels at an edge have their own sample."""
+    """Return (rows, bytes of a row without its gap) for each plane, rounded up to whole samples."""
     return [
         (
             -(-layout.height // plane.subsampling),
@@ -189,12 +189,12 @@ def check_layout(layout: ImageLayout) -> None:
 
 
 def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int = 0) -> ImageLayout:
-    """Return the layout of a new image, unchecked: see `check_layout`.
+    """Return the layout of a new image, which the caller checks with `check_layout`.
 
     Args:
         name: A key of `FORMATS`.
-        pitch: Bytes from row to row of the first plane, from which V4L2 derives the others (half as many for U and V of
-            I420); 0 for rows on 64-byte boundaries.
+        pitch: Bytes from row to row of the first plane; 0 for rows on 64-byte boundaries. The pitch of other planes
+            follows as in V4L2: half as many bytes for U and V of I420.
 
     Raises:
         InvalidArgument: The format is unknown, or a number is malformed or negative.
@@ -219,7 +219,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
 
 
 def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
-    """Return the layout of one plane as an image of its own: GRAY8, R8G8, GRAY16 or R16G16, whatever its colours.
+    """Return the layout of one plane as a separate image of format GRAY8, R8G8, GRAY16 or R16G16.
 
     Raises:
         InvalidArgument: There is no such plane.
@@ -266,7 +266,7 @@ def scatter(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> No
 
 
 def _pairs(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> list[tuple[Array, Array]]:
-    """Yield pairs of views of equal shape, one of the image and one of the tensor, for all channels."""
+    """Return pairs of views of equal shape, one of the image and one of the tensor."""
     form = format_of(layout)
     if form.order:
         return [(planes[0][..., channel], tensor[..., where]) for where, channel in enumerate(form.order)]

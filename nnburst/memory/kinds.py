@@ -19,10 +19,10 @@ class MemoryHandle(Struct, frozen=True):
 
     Attributes:
         kind: A key of `KINDS`.
-        size: Bytes; 0 for a ``"hardware_buffer"``, whose bytes are not addressed one by one.
+        size: Bytes; 0 for a ``"hardware_buffer"``, which is used as a whole.
         prot: PROT_READ and/or PROT_WRITE.
         offset: First byte in the object.
-        direct: True if the owner wants devices to map the pool although it could be truncated.
+        direct: True to ask devices to map the pool although it could be truncated.
         image: Layout of a ``"hardware_buffer"``.
     """
 
@@ -39,7 +39,7 @@ KINDS = ("ashmem", "mmap_fd", "posix_shm", "hardware_buffer_blob", "hardware_buf
 
 
 def check_handle(handle: MemoryHandle) -> MemoryHandle:
-    """Raise `InvalidArgument` if a handle contradicts itself."""
+    """Return a handle. Raises `InvalidArgument` if a field is invalid or contradicts another."""
     if not isinstance(handle, MemoryHandle):
         raise InvalidArgument(f"expected a MemoryHandle, got {handle!r}")
     kind = handle.kind
@@ -66,7 +66,7 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
 
 
 def check_size(size: int) -> int:
-    """Return a size as an integer. Raises `InvalidArgument` if it is impossible."""
+    """Return a size as an integer. Raises `InvalidArgument` if it is not positive or too large."""
     length = whole(size, "size", " of bytes")
     if not 0 < length <= _MAX_SIZE:
         raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
@@ -74,7 +74,7 @@ def check_size(size: int) -> int:
 
 
 def check_prot(prot: int) -> int:
-    """Raise `InvalidArgument` for unknown rights."""
+    """Return rights. Raises `InvalidArgument` for bits other than PROT_READ and PROT_WRITE."""
     if whole(prot, "prot") & ~(PROT_READ | PROT_WRITE):
         raise InvalidArgument(f"prot is {prot}; PROT_READ (1) and PROT_WRITE (2) are the rights there are")
     return prot

@@ -1,4 +1,4 @@
-"""Driver-managed buffers: their state, their storage, and their users, which ``csrc/buffer_admission.c`` counts."""
+"""Driver-managed buffers of NNAPI. ``csrc/buffer_admission.c`` counts their users."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .descriptor import private_bytes
 from .memory import Memory
 
 _PATIENCE = 1.0
-"""Seconds that a copy or an execution waits for a conflicting use of the buffer."""
+"""Seconds to wait for a buffer that another execution or copy uses."""
 _SLICE_NS = 100_000_000
 """Nanoseconds between two checks for signals."""
 
 
 class Gate:
-    """The state of all buffers of the process, and the lock for Python's references to their bytes."""
+    """State of all buffers of the process. `lock` guards Python's references to the buffers' bytes."""
 
     def __init__(self) -> None:
         self.lock = process_lock()
         self.closed: list[ManagedBuffer] = []
-        """Buffers to free once they are no longer used."""
+        """Closed buffers that are still in use."""
 
     @property
     def moves(self) -> int:
@@ -52,7 +52,10 @@ gate = Gate()
 
 
 class Uses:
-    """The buffers of one request or copy, locked and released together; no buffer is both read and written."""
+    """The buffers of one request or copy, which are locked and released together.
+
+    No buffer is both read and written.
+    """
 
     __slots__ = ("handle",)
 
@@ -76,7 +79,7 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
-        """Release the buffers. `outcome` is that of the written ones: NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
+        """Release the buffers. `outcome` of the writes is NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 
@@ -88,7 +91,7 @@ def free_closed_buffers() -> None:
 
 
 class RoleKey(NamedTuple):
-    """A role in which a buffer may be used. Numbers of prepared models are never used again."""
+    """An input or output of a prepared model that a buffer may be. Numbers of prepared models are not reused."""
 
     model: int
     is_input: bool
@@ -99,8 +102,8 @@ class ManagedBuffer:
     """A buffer of a device. Its contents are undefined until a copy or a successful execution has written them.
 
     Args:
-        operand: Type, quantisation and extra parameters of the operands that it may stand for.
-        dimensions: Combined dimensions of all roles and the descriptor; 0 where open. They never change.
+        operand: Type, quantisation and extra parameters of the contents.
+        dimensions: Dimensions, combined from all roles and the descriptor; 0 where unknown.
     """
 
     def __init__(self, operand: OperandDesc, dimensions: tuple[int, ...], roles: frozenset[RoleKey]) -> None:
@@ -110,7 +113,7 @@ class ManagedBuffer:
         self.dtype = info.dtype
         self.is_scalar = info.is_scalar
         self.meaning = operand.meaning
-        """Equal for two buffers if one can take the other's contents."""
+        """Buffers with equal `meaning` can take each other's contents."""
         self.initial_dimensions = dimensions
         self.is_fixed = info.is_scalar or is_fully_specified(dimensions)
         """True if all dimensions were known from the beginning."""
@@ -126,14 +129,14 @@ class ManagedBuffer:
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
         self.sets: weakref.WeakSet[BufferSet] = weakref.WeakSet()
-        """Buffer sets with views of the bytes, to drop once the bytes are freed. Guarded by the lock of `Gate`."""
+        """Buffer sets that must drop their views when the bytes are freed. The lock of `Gate` guards this set."""
 
     def nbytes(self, dimensions: tuple[int, ...]) -> int:
         return math.prod(dimensions) * self.dtype.itemsize
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """Lock the buffer, shared or exclusive, in a ``with`` block that changes nothing.
+        """Lock the buffer in a ``with`` block that does not change the contents: exclusively if `write`, else shared.
 
         Raises the same errors as `Uses.enter`.
         """
@@ -172,11 +175,14 @@ class ManagedBuffer:
 
     def _store(self, storage: Array) -> None:
         self.storage = storage
-        """The bytes; valid while the buffer is in use. They move only when open dimensions make the buffer grow."""
+        """The bytes, valid while the buffer is in use. They move when a buffer of unknown dimensions grows."""
         self._contents.place, self._contents.room = ffi.cast("uint8_t *", storage.ctypes.data), storage.nbytes
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Set a function that gets the number of bytes before the buffer grows; its exception prevents the growth."""
+        """Set a function to call with the number of new bytes before the buffer grows.
+
+        If the function raises an exception, the buffer does not grow.
+        """
         self._account = account
         self._reserve(self.storage.nbytes)
 
@@ -186,7 +192,7 @@ class ManagedBuffer:
             self._accounted = nbytes
 
     def room(self, nbytes: int) -> Array:
-        """Return storage of at least `nbytes`, to be overwritten as a whole. Call it only while writing."""
+        """Return storage of at least `nbytes`; old contents may be lost. The buffer is locked for writing."""
         if self.storage.nbytes < nbytes:
             size = max(nbytes, 2 * self.storage.nbytes)  # A buffer that grows in each run should move rarely.
             try:
@@ -209,7 +215,7 @@ class ManagedBuffer:
                     gate.closed.append(self)
 
     def drop(self) -> bool:
-        """Free the storage of a closed buffer, unless it is in use. The caller has the lock of `Gate`."""
+        """Free a closed buffer's storage and return True, unless it is in use. The caller has the lock of `Gate`."""
         if not self._look().is_idle:
             return False
         self._store(private_bytes(0))
@@ -227,7 +233,7 @@ class ManagedBuffer:
 
     @contextmanager
     def _replacing(self, uses: Uses) -> Iterator[None]:
-        """Leave the contents undefined if the ``with`` block fails."""
+        """Lock the buffers for new contents, which are undefined if the ``with`` block fails."""
         uses.enter()
         outcome = lib.NNB_LOST
         try:
@@ -241,12 +247,12 @@ class ManagedBuffer:
 
         Args:
             memory: Memory exactly as large as the contents.
-            dimensions: Dimensions of the contents; may be empty if the buffer's own have no 0.
+            dimensions: Dimensions of the contents; may be empty if the buffer's own are all known.
 
         Raises:
             InvalidArgument: Size or dimensions do not fit.
             GeneralFailure: The memory can be neither mapped nor copied.
-            ResourceExhausted: The buffer is in use; it stays as it is.
+            ResourceExhausted: The buffer is in use; its contents are unchanged.
         """
         with self._replacing(self._writing):
             memory._check_usable()
@@ -273,7 +279,7 @@ class ManagedBuffer:
         return combined
 
     def copy_to(self, memory: Memory) -> int:
-        """Copy the contents to a memory and return their generation.
+        """Copy the contents to a memory and return the `generation`.
 
         Raises:
             InvalidArgument: The memory has another size.
@@ -295,9 +301,8 @@ class ManagedBuffer:
         """Copy the contents of another buffer.
 
         Raises:
-            InvalidArgument: The source has no contents, or does not fit. Then this buffer's contents are undefined,
-                unless source and target are the same.
-            ResourceExhausted: A buffer is in use; both stay as they are.
+            InvalidArgument: The source has no contents, or does not fit. This buffer's contents are then undefined.
+            ResourceExhausted: A buffer is in use; both are unchanged.
         """
         if source is self:
             return
@@ -317,20 +322,20 @@ _numbers = itertools.count()
 
 
 class BufferTracker:
-    """The buffers of one device by id, the number that clients use."""
+    """The buffers of one device, by the id that clients use."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def add(self, buffer: ManagedBuffer) -> int:
-        """Register a buffer and return its id: a number of 31 bits, not 0, which is reused only after all others."""
+        """Register a buffer and return its id, a positive 31-bit number. An id is reused only after all others."""
         while (id := next(_numbers) % _HIGHEST_ID + 1) in self._buffers:
             pass
         self._buffers[id] = buffer
         return id
 
     def remove(self, id: int) -> None:
-        """Forget an id and close its buffer; an execution that uses it finishes first. Idempotent."""
+        """Remove an id and close its buffer. Executions that use the buffer can finish. Idempotent."""
         buffer = self._buffers.pop(id, None)
         if buffer is not None:
             buffer.close()
@@ -363,7 +368,7 @@ class BufferUse(Struct, frozen=True):
 
 
 class BufferView:
-    """A view of a buffer that kernels use like a memory pool while the execution is admitted.
+    """A pool over a buffer's bytes, which kernels may use while their execution has locked the buffer.
 
     Args:
         origin: See `Region`.
@@ -382,7 +387,7 @@ class BufferView:
 
     @property
     def size(self) -> int:
-        """Size in bytes; a buffer that is written grows as needed."""
+        """Size in bytes; 2**62 for an output, whose buffer grows as needed."""
         return (1 << 62) if self._writing else self.buffer.storage.nbytes
 
     @property
@@ -404,10 +409,11 @@ class BufferSet:
     """The buffers of one request. Every execution calls `admit`, then either `commit` or `fail`.
 
     Args:
-        uses: Buffers among the arguments, in the order of the arguments, inputs first.
+        uses: Arguments that are buffers, in the order of the request, inputs first.
 
     Raises:
-        InvalidArgument: A use is not among the buffer's roles, or an output shares its buffer with another argument.
+        InvalidArgument: A buffer was not allocated for its argument, or an output shares its buffer with another
+            argument.
     """
 
     def __init__(self, uses: Sequence[BufferUse]) -> None:
@@ -431,7 +437,7 @@ class BufferSet:
         """True if the outputs always have the shapes that their buffers were allocated for."""
         self._uses = Uses([buffer.handle for buffer in self._reading], [buffer.handle for buffer in self._writing])
         self.handle = self._uses.handle
-        """C's handle of this set, with which a burst admits the request."""
+        """C's handle of this set, with which a burst locks the buffers."""
         self._moves = 0
         self._also_forget: Callable[[], None] = _nothing
         self.forget()
@@ -442,9 +448,9 @@ class BufferSet:
     def forget(self) -> None:
         """Drop the views of the buffers' bytes, so that a closed buffer's bytes can be freed."""
         self.found_in_c = False
-        """True if `current` looks up the places of the buffers in each run; see `Kernel`."""
+        """True if `current` looks up the buffers' addresses in each run; see `Kernel`."""
         self.current: Any = None
-        """The object from `keep` for the next execution if nothing moves until then, or None."""
+        """The object that `keep` stored; None if there is none, or if a buffer has moved since."""
         self._made_for: Hashable = None
         self._also_forget()
 
@@ -452,7 +458,7 @@ class BufferSet:
         """Lock the buffers for one execution, which must end with `commit` or `fail`.
 
         Returns:
-            The object that `keep` got, if the buffers' bytes have not moved since; else None.
+            The object that `keep` stored if no buffer has moved since, else None.
 
         Raises:
             InvalidArgument: An input's contents have other dimensions than the request says, or a buffer was closed.
@@ -464,7 +470,7 @@ class BufferSet:
         return self._admit_with_care()
 
     def _admit_with_care(self) -> Any:
-        """Lock the buffers with all checks and waits; they may have moved."""
+        """Lock the buffers with all checks and waits, because one is in use or may have moved."""
         self._uses.enter()
         try:
             if not all(buffer.initialised for buffer in self._reading):
@@ -482,13 +488,13 @@ class BufferSet:
             raise
 
     def keep(self, made: Any) -> None:
-        """Remember a kernel that uses the buffers' bytes. Call it only between `admit` and `commit` or `fail`."""
+        """Store a kernel that uses the buffers' bytes. Call it only between `admit` and `commit` or `fail`."""
         self._made_for, self.current = self._layout(), made
         self.found_in_c = getattr(made, "finds_buffers", False)
         lib.nnb_uses_settle(self.handle, lib.NNB_ANYWHERE if self.found_in_c else self._moves)
 
     def when_freed(self, forget: Callable[[], None]) -> None:
-        """Set a function that drops views of a buffer when it is freed. Any thread may call that function."""
+        """Set a function that drops views of a freed buffer. Any thread may call the function."""
         self._also_forget = forget
 
     def _layout(self) -> Hashable:
@@ -501,7 +507,7 @@ class BufferSet:
             shapes: Shapes of the outputs that are buffers, in order; not needed if the set is `fixed`.
 
         Raises:
-            GeneralFailure: A shape contradicts its buffer. No output has contents then.
+            GeneralFailure: A shape contradicts its buffer. The contents of all outputs are then undefined.
         """
         if not self.fixed:
             try:
@@ -515,7 +521,7 @@ class BufferSet:
         self._uses.leave(lib.NNB_COMMITTED)
 
     def fail(self) -> None:
-        """Release the buffers after a failed execution; its outputs have no contents."""
+        """Release the buffers after a failed execution. The contents of its outputs are then undefined."""
         self._uses.leave(lib.NNB_LOST)
 
 

@@ -1,4 +1,4 @@
-"""Memory pools, and their maker's views of them."""
+"""Memory pools, and views of them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Memory(Closing):
     """A pool of shared memory. It is mapped at its first use; views keep the mapping alive.
 
     Make one with `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_image` or
-    `from_handle`. Forked children may use it.
+    `from_handle`. Forked children may use the pool.
 
-    The maker of a pool may use `array`, `buffer` and the like. A device uses `read`, `write` and `open_request` of
-    `nnburst.memory.staging`, which map memory that cannot be truncated and copy other memory (`docs/memory.md`).
+    The program that makes a pool may use `array`, `buffer` and `planes`. Devices map memory that cannot be truncated,
+    and copy other memory (`docs/memory.md`).
 
     Example:
         >>> with nnburst.Memory.ashmem(16) as memory:
@@ -84,15 +84,15 @@ class Memory(Closing):
     def mmap_fd(
         cls, fd: int, size: int, *, prot: int = PROT_READ | PROT_WRITE, offset: int = 0, direct: bool = False
     ) -> Memory:
-        """Return a pool over part of an existing file or memory object, which is mapped at its first use.
+        """Return a pool over part of an existing file or memory object.
 
         Args:
             fd: Descriptor of the object; duplicated.
             size: Bytes, at least 1.
             prot: PROT_READ and/or PROT_WRITE; without PROT_WRITE all views are read-only.
             offset: First byte; need not be page-aligned.
-            direct: True to ask devices to map the object, even if it could be truncated, instead of copying it.
-                Services of the same user do so. A run fails if the object is truncated meanwhile.
+            direct: True to ask devices to map the object even if it could be truncated. Services of the same user map
+                it. If the object is truncated during a run, the run fails.
 
         Raises:
             InvalidArgument: A number is out of range, or `fd` is not open.
@@ -104,8 +104,8 @@ class Memory(Closing):
     def posix_shm(cls, name: str, size: int | None = None, *, direct: bool = False) -> Memory:
         """Return new or existing shared memory that other programs find by its name.
 
-        It cannot be sealed: devices copy it, or map it with a guard against truncation if `direct` is set and they run
-        as the same user. The pages of new memory are allocated at once; it exists until `unlink_posix_shm`.
+        Devices copy the memory, because it could be truncated; see `direct`. The pages of new memory are allocated at
+        once. The memory exists until `unlink_posix_shm`.
 
         Args:
             name: Name without slashes, except at the beginning.
@@ -114,7 +114,7 @@ class Memory(Closing):
 
         Raises:
             InvalidArgument: The name or size is impossible, the name is taken, or there is no such object.
-            ResourceExhausted: ``/dev/shm`` has no room for it.
+            ResourceExhausted: ``/dev/shm`` has too little space.
             GeneralFailure: The object cannot be opened.
         """
         fd, length = named.open_shared(name, None if size is None else check_size(size))
@@ -123,7 +123,7 @@ class Memory(Closing):
 
     @staticmethod
     def unlink_posix_shm(name: str) -> None:
-        """Remove a name; processes that have the memory open keep it.
+        """Remove a name. Processes that have opened the memory keep it.
 
         Args:
             name: See `posix_shm`.
@@ -135,7 +135,7 @@ class Memory(Closing):
 
     @classmethod
     def hardware_buffer_blob(cls, size: int) -> Memory:
-        """Return new memory like `ashmem`, with the kind that NNAPI has for bytes that a driver shares.
+        """Return new memory like `ashmem`, of the kind that NNAPI calls a hardware buffer blob.
 
         Args:
             size: Bytes, at least 1.
@@ -158,8 +158,8 @@ class Memory(Closing):
             height: Pixels.
             format: A key of `nnburst.memory.FORMATS`.
             layers: Number of images; the N of the NHWC tensor.
-            pitch: Bytes from row to row of the first plane, from which V4L2 derives the others (half as many for U and
-                V of I420); 0 for rows on 64-byte boundaries.
+            pitch: Bytes from row to row of the first plane; 0 for rows on 64-byte boundaries. The pitch of other planes
+                follows as in V4L2: half as many bytes for U and V of I420.
 
         Raises:
             InvalidArgument: The format is unknown or a number is out of range.
@@ -170,12 +170,12 @@ class Memory(Closing):
 
     @classmethod
     def from_image(cls, fd: int, layout: ImageLayout, *, prot: int = PROT_READ | PROT_WRITE) -> Memory:
-        """Return an existing image, for example a camera's dma-buf.
+        """Return a pool over an existing image, for example a camera's dma-buf.
 
         Args:
-            fd: The object; duplicated.
-            layout: Layout of its pixels.
-            prot: PROT_READ for a descriptor that was exported for reading; such an image cannot be an output.
+            fd: Descriptor of the image; duplicated.
+            layout: Layout of the pixels.
+            prot: PROT_READ for a read-only descriptor, whose image cannot be an output.
 
         Raises:
             InvalidArgument: The layout contradicts itself, or `fd` is not open.
@@ -187,15 +187,13 @@ class Memory(Closing):
     def from_handle(
         cls, handle: MemoryHandle, fds: Iterable[int], *, prot: int | None = None, allow_direct: bool = False
     ) -> Memory:
-        """Return a pool that a peer sent. The peer is not trusted.
-
-        The file behind the descriptor is checked when the pool is used.
+        """Return a pool that an untrusted peer sent. The file is checked when the pool is used.
 
         Args:
             handle: The handle that the peer sent.
             fds: Descriptors that came with the handle; the pool owns them from now on, even if the call fails.
             prot: Rights of this pool; None for the handle's.
-            allow_direct: True to map the object if the handle says `direct`, although the peer could truncate it.
+            allow_direct: True to map the object if the handle sets `direct`, although the peer could truncate it.
 
         Raises:
             InvalidArgument: The handle contradicts itself, its descriptors or `prot`.
@@ -250,12 +248,12 @@ class Memory(Closing):
 
     @property
     def span(self) -> int:
-        """Bytes of the object, from `offset` on, that belong to the pool."""
+        """Number of bytes from `offset` on that belong to the pool."""
         return self._handle.image.span if self._handle.image is not None else self._handle.size
 
     @property
     def handle(self) -> MemoryHandle:
-        """The description from which a peer makes the same pool, together with `fds`."""
+        """The description that a peer needs, together with `fds`, to make the same pool."""
         return self._handle
 
     @property
@@ -276,7 +274,7 @@ class Memory(Closing):
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, offset, span), equal for pools of the same bytes. If read before, it outlives `close`."""
+        """(device, inode, offset, span), equal for pools of the same bytes. Once read, it stays valid after `close`."""
         if self._identity is None:
             status = system(
                 os.fstat, self._file if self._foreign else self.fds[0]
@@ -296,7 +294,7 @@ class Memory(Closing):
 
     @property
     def faults(self) -> int:
-        """Number of device accesses to pages that the object had lost. They read zeros, so their results are void."""
+        """Number of device accesses to pages that the object had lost. Results of such accesses are invalid."""
         return 0 if self._guarded is None else self._guarded.faults
 
     # -- the maker's views -----------------------------------------------------------------------------------------
@@ -309,8 +307,8 @@ class Memory(Closing):
             shape: Elements along each axis.
             offset: First byte in the pool.
 
-            Returns:
-                A C-contiguous view, read-only if the pool is. It stays valid after `close`.
+        Returns:
+            A C-contiguous view, read-only if the pool is. The view stays valid after `close`.
 
         Raises:
             InvalidArgument: The view exceeds the pool, or the pool cannot be read.
@@ -330,13 +328,13 @@ class Memory(Closing):
         return plane_views(self._layout(), self._all(image=True))
 
     def plane_memory(self, index: int) -> Memory:
-        """Return one plane of an image, for use as an input or output; without a copy if its rows have no gaps.
+        """Return one plane of an image, for use as an input or output. A plane whose rows have no gaps is not copied.
 
         Args:
-            index: 0 is Y; 1 is U and V, or one of them.
+            index: Number of the plane: 0 for Y.
 
         Returns:
-            An image of one plane over the same bytes; close it like any memory. Its channels are in memory order: V
+            An image of one plane over the same bytes, to be closed separately. Its channels are in memory order: V
             comes first in NV21.
 
         Raises:
@@ -362,7 +360,7 @@ class Memory(Closing):
         return view
 
     def _all(self, *, image: bool = False) -> Array:
-        """Return the whole pool, mapped for its maker with all its rights."""
+        """Return the whole pool, mapped with all its rights."""
         if self._fds.closed:
             raise BadState("the memory pool is closed; take views before closing it")
         if self.image is not None and not image:
@@ -381,7 +379,7 @@ class Memory(Closing):
     # -- access by devices -----------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        """Check that a device can map or copy the pool, without touching its bytes.
+        """Check that a device can map or copy the pool.
 
         Raises:
             GeneralFailure: The object can be neither mapped nor copied, is shorter than the pool, or is on a file
@@ -402,7 +400,7 @@ class Memory(Closing):
             raise GeneralFailure(f"fd {self.fds[0]} is open for appending; outputs go to places of their own")
 
     def read(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
-        """Return a private copy of part of the pool, whatever its kind. An image is read from offset 0, as a tensor.
+        """Return a private copy of part of the pool. An image is read whole, as an NHWC tensor.
 
         Args:
             dtype: Element type.
@@ -420,7 +418,7 @@ class Memory(Closing):
         return out.view(element).reshape(lengths)
 
     def write(self, values: npt.ArrayLike, offset: int = 0) -> None:
-        """Copy an array into the pool, whatever its kind. An image is written whole, from an NHWC tensor.
+        """Copy an array into the pool. An image is written whole, from an NHWC tensor.
 
         Args:
             values: Array of any dtype; its bytes are written.
@@ -434,10 +432,7 @@ class Memory(Closing):
         self._copy_in(offset, source.reshape(-1).view(np.uint8))
 
     def _copy_out(self, offset: int, target: Array) -> None:
-        """Copy the pool (of an image, the whole tensor) to an array of bytes.
-
-        Raises the same errors as `read`.
-        """
+        """Copy from the pool to an array of bytes; an image as a whole tensor. Raises the same errors as `read`."""
         if not self._map_prot & PROT_READ:
             raise InvalidArgument(f"the pool was shared with prot {self._map_prot}; reading needs PROT_READ (1)")
         self._check_usable()
@@ -451,7 +446,7 @@ class Memory(Closing):
             gather(self.image, plane_views(self.image, raw), self._tensor(target))
 
     def _copy_in(self, offset: int, source: Array) -> None:
-        """Copy an array of bytes to the pool (of an image, the whole tensor). Raises the same errors as `read`."""
+        """Copy an array of bytes to the pool; an image as a whole tensor. Raises the same errors as `read`."""
         if self._map_prot != PROT_READ | PROT_WRITE:
             raise InvalidArgument(
                 f"the pool was shared with prot {self._map_prot}; writing needs PROT_READ | PROT_WRITE"
@@ -493,15 +488,16 @@ class Memory(Closing):
 
     @property
     def _fallible(self) -> bool:
-        """True if accesses to a mapping can fault. A device then has its own guarded mapping, whose `faults` decide
-        about a run. In views of the pool's maker, a fault is a SIGBUS as in any program.
+        """True if accesses to a mapping can fault. A device then uses a guarded mapping, and a run with faults fails.
+
+        A fault in a view of `array` or `buffer` is a SIGBUS.
         """
         found = self._examine()
         return not found.fixed or found.can_fail
 
     @property
     def dma_buf(self) -> bool:
-        """True if CPU access to the mapping must be bracketed: see `begin_access`."""
+        """True if CPU access to the mapping needs `begin_access` and `end_access`."""
         return self._examine().dma_buf
 
     def begin_access(self, *, write: bool) -> None:
@@ -532,7 +528,7 @@ class Memory(Closing):
     def _region(
         self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int, *, tensor: bool = False
     ) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-        """Check a part of the pool; an image has no part but the whole tensor."""
+        """Check a range of the pool, and return (dtype, shape, bytes). An image has one range, the whole tensor."""
         try:
             element = np.dtype(dtype)
             lengths = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
@@ -599,7 +595,7 @@ class Memory(Closing):
             raise GeneralFailure(f"{PAGES_GONE}; the copy is void")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._fds.fds  # noqa: B018  closed: say so here, not in the child
+        self._fds.fds  # noqa: B018  raises here, not in the child, if closed
         return Memory, (self._handle, self._fds, self._map_prot, self._foreign)
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ def _with_slash(name: str) -> str:
 
 
 def _reserve(fd: int, path: str, size: int) -> None:
-    """Allocate the pages of new memory now: a page that is missing later is a SIGBUS for its writer."""
+    """Allocate the pages of new memory now. Writing to a page that cannot be allocated later is a SIGBUS."""
     place = os.fstatvfs(fd)
     free = place.f_bavail * place.f_frsize
     try:
@@ -40,7 +40,7 @@ def _reserve(fd: int, path: str, size: int) -> None:
 
 
 def open_shared(name: str, size: int | None) -> tuple[int, int]:
-    """Create shared memory of `size` bytes for this user alone, or attach to it if None. Return (fd, size).
+    """Create shared memory for this user alone, or open existing memory if `size` is None. Return (fd, size).
 
     Raises:
         InvalidArgument: The name is impossible, taken, or does not exist.

@@ -1,4 +1,4 @@
-"""Memory of a request for a device: mapped with the least rights, or copied before and after a run."""
+"""A device's access to a request's memory, which is mapped with the least rights or copied."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralF
             try:
                 pool._check_usable()
             except GeneralFailure as error:
-                failures[index] = error.with_traceback(None)  # Its frames would keep the pools.
+                failures[index] = error.with_traceback(None)  # The traceback's frames would keep the pools.
     return failures
 
 
@@ -84,7 +84,7 @@ class OpenRequest:
     """A request whose memory is open for one device; `open_request` returns it.
 
     Attributes:
-        request: The same request with pools that a device may use directly; pools that are no `Memory` are unchanged.
+        request: The request with pools that a device may use directly. Pools that are no `Memory` are unchanged.
         is_direct: True if runs need no copies: all memory is mapped and accesses cannot fail.
     """
 
@@ -101,25 +101,24 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Copy staged inputs from the client. Raises `GeneralFailure` if one can no longer be read."""
+        """Copy unmapped inputs from the client. Raises `GeneralFailure` if an input can no longer be read."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:
             memory._copy_out(offset, private)
 
     def after_run(self, succeeded: bool) -> None:
-        """Copy staged outputs to the client, and detect truncated mappings.
+        """Copy unmapped outputs to the client, and detect truncated mappings.
 
         Args:
             succeeded: True if there are outputs to copy.
 
         Raises:
-            GeneralFailure: An output cannot be copied, or a mapped object was truncated: the run counts as failed,
-                and the pool is mapped anew before its next use.
+            GeneralFailure: An output cannot be copied, or a mapped object was truncated.
         """
         for memory, write in self._bracketed.values():
             memory.end_access(write=write)
-        # The last page of a truncated object does not fault: compare its size.
+        # The last page of a truncated object does not fault, so the size is compared, too.
         used = self._fallible.values()
         victims = [(memory, mapping) for memory, mapping in used if mapping.faults or undecodable_pools([memory])]
         for memory, mapping in victims:
@@ -133,7 +132,7 @@ class OpenRequest:
     def open_argument(
         self, memory: Memory, location: DataLocation, *, write: bool, rights: bool, room: int = 0
     ) -> Region:
-        """Open one argument; `rights` include writing if the request writes anywhere in the pool."""
+        """Open one argument. `rights` is True if the request writes anywhere in the pool."""
         offset, length, image = location.offset, location.length, memory.image
         if image is not None:
             length = image.tight_size
@@ -161,7 +160,7 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
     """Open the memory of a request that `validate_request` accepted.
 
     Memory that cannot be truncated is mapped, read-only if the request only reads it. Other arguments get private
-    memory; `OpenRequest.before_run` copies inputs into it, and `OpenRequest.after_run` copies outputs back.
+    memory, which `OpenRequest.before_run` fills and `OpenRequest.after_run` copies back.
 
     Raises:
         GeneralFailure: A pool can be neither mapped nor copied, even if no argument uses it.
