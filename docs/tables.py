@@ -179,14 +179,25 @@ def dump(runs: dict[str, Any]) -> str:
 
 
 WAITS = {"poll": "polls", "block": "sleeps"}
-UNTOLD = ("16 KiB", "64 KiB", "256 KiB", "4 MiB", " 0.1 ms", " 10 ms")
-"""Sizes of tensors and pauses of clients that pages leave out."""
+UNTOLD = re.compile(
+    r".*(16 KiB|64 KiB|256 KiB|4 MiB| 0\.1 ms| 10 ms|(pool|bytes), 1 MiB|(device|run|turn), 16 MiB)|3 programs.*"
+)
+"""Rows that pages leave out: sizes of tensors, pauses of clients, numbers of programs."""
 
 
-def row_of(row: dict[str, str], figures: Sequence[str]) -> list[str]:
-    """Return a row of `make bench` as pages have it."""
-    waits = WAITS.get(row["wait"], row["wait"]) + ", one core" * (row["placement"] == "one core")
-    return [row["µs"], waits, *(row[name] for name in figures)]
+def rows_of_record(parts: Iterable[dict[str, Any]]) -> str:
+    """The rows of `make bench` as pages have them: in units of L as well up to (e)."""
+    texts = []
+    for is_ratio in (True, False):
+        figures = ["p50:", "p99:", "p50/L:"] if is_ratio else ["p50:", "p99:"]
+        rows = []
+        for part in (each for each in parts if (each["title"] < "(f)") is is_ratio):
+            for row in (dict(zip(part["header"], cells, strict=True)) for cells in part["rows"]):
+                waits = WAITS.get(row["wait"], row["wait"]) + ", one core" * (row["placement"] == "one core")
+                if not UNTOLD.fullmatch(row["µs"]):
+                    rows.append([f"{part['title'][:3]} {row['µs']}", waits, *(row[name] for name in figures)])
+        texts.append(table(["µs", "both ends", *figures], rows) + "\n")
+    return "\n".join(texts)
 
 
 def columns(name: str) -> str:
@@ -200,27 +211,22 @@ def columns(name: str) -> str:
 
 
 def run_tables(name: str) -> str:
-    """All tables of a run, and its conditions; of the budget what is not kept."""
+    """All tables of a run, and its conditions; of the budget the promises that were not kept."""
     run = stored()[name]
-    parts = [textwrap.fill(f"`{run['command']}`. {run['machine']}.", WIDTH) + "\n"]
-    for part in run["tables"]:
-        header, rows = part["header"], [row for row in part["rows"] if not row[0].endswith(UNTOLD)]
-        if header[0] == "budget":
+    texts = [textwrap.fill(f"`{run['command']}`. {run['machine']}.", WIDTH) + "\n"]
+    record = [part for part in run["tables"] if "placement" in part["header"]]
+    texts += [rows_of_record(record)] * bool(record)
+    for part in (part for part in run["tables"] if part not in record):
+        rows = [row for row in part["rows"] if not UNTOLD.fullmatch(row[0])]
+        if part["header"][0] == "budget":
             rows = [row for row in rows if row[-1] != "pass"]
             kept = len(part["rows"]) - len(rows)
-            parts.append(
-                f"The run keeps {kept} of {len(part['rows'])} promises of the [budget](#the-budget), but not these:\n"
-            )
-        elif "placement" in header:
-            figures = ["p50:", "p99:", "p50/L:"] if part["title"] < "(f)" else ["p50:", "p99:"]
-            told = [dict(zip(header, row, strict=True)) for row in rows]
-            header, rows = ["µs", "both ends", *figures], [row_of(row, figures) for row in told]
-        parts += [f"**{part['title']}**\n"] if part["title"] else []
-        parts.append(table(header, rows) + "\n")
+            texts.append(f"{kept} of {len(part['rows'])} promises of the [budget](#the-budget) are kept. The others:\n")
+        texts.append(table(part["header"], rows) + "\n")
     if run.get("conditions"):
-        parts.append("Conditions:\n")
-        parts.append("".join(map(item, run["conditions"])))
-    return "\n".join(parts).rstrip()
+        told = [line.split(": ", 1) for line in run["conditions"]]
+        texts.append(table(("conditions", ""), [line for line in told if line[0] not in WAITS]) + "\n")
+    return "\n".join(texts).rstrip()
 
 
 WAYS = {

@@ -97,10 +97,9 @@ class Record(Report):
                 lines += ["|---" * 4 + "|--:" * len(columns) + "|"]
                 lines += ["| " + " | ".join([*row, *[""] * (4 + len(columns) - len(row))]) + " |" for row in rows]
                 lines.append("")
-        others = (
-            f"other programs and the host had {self.others:.1%} of the two CPUs' time (above {MOST_OTHERS:.0%} they "
+        conditions.append(
+            f"other programs and the host: {self.others:.1%} of the CPU time; verdicts need {MOST_OTHERS:.0%} or less"
         )
-        conditions.append(others + "disturb too many turns)")
         lines += [*self.savings(), *[""][: len(self.savings())]]
         lines += ["Conditions:", "", *(f"- {line}" for line in conditions), ""]
         lines += ["| budget | measured | |", "|---|--:|---|"]

@@ -104,10 +104,11 @@ def measure(cases: Sequence[Case], rounds: int, seconds: float) -> tuple[list[st
     unsettled = sum(not turn.settled for turn in turns)
     conditions = [
         machine(),
-        f"client on CPU {cpus.client}, server on CPU {cpus.server}; on one core both are on the client's; bursts that "
-        "poll look 50 µs before they sleep; block: each wait is a system call",
-        f"{rounds} rounds in turns, L measured before and after each turn; {unsettled} of {len(turns)} turns saw "
-        "L change by more than 1.5, or no L at all, and are left out of the ratios",
-        f"load average at the start {load:.2f}: an idle machine is faster",
+        f"client and server: on CPU {cpus.client} and {cpus.server}; in rows with one core, both on {cpus.client}",
+        "poll: a burst polls for 50 µs and then sleeps",
+        "block: each wait is a system call",
+        f"rounds: {rounds}",
+        f"turns that do not count: {unsettled} of {len(turns)}; L changed by more than half, or has no figure",
+        f"load average at the start: {load:.2f}; an idle machine is faster",
     ]
     return conditions, cases, results
