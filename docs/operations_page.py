@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from itertools import groupby, takewhile
 
 from nnburst import OperationType
 from nnburst.devices.onnxruntime.operations import LOWERED
@@ -14,7 +16,7 @@ from nnburst.model.rows import OPERATIONS
 _WIDTH = 118
 
 
-def operation_lines(code: int, row: Signature) -> list[str]:
+def operation_lines(code: int, row: Signature) -> tuple[str, list[str]]:
     """Return the lines of an operation: its name, code, first version, types and marks; its lists, options expanded."""
     since = operation_since(OperationType(code))
     kinds = [
@@ -24,11 +26,9 @@ def operation_lines(code: int, row: Signature) -> list[str]:
     head = [operation_name(code), str(int(code)), _version(since), *(["any"] if len(kinds) > 16 else kinds)]
     forms, outputs = ([" ".join(map(_text, form)) for form in lists] for lists in (row.forms, row.outputs))
     longest = [form for form in forms if not any(other.startswith(form + " ") for other in forms)]
-    lines = [" ".join(head) + f" [{marks}]" * bool(marks)]
-    for form in longest:
-        text = f"{form} → {max(outputs, key=len)}"
-        lines += textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="        ")
-    return lines
+    text = f"{_alternatives([_braced(form) for form in longest])} → {max(outputs, key=len)}"
+    lines = textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="        ")
+    return " ".join(head) + f" [{marks}]" * bool(marks), lines
 
 
 def _version(number: int) -> str:
@@ -39,6 +39,37 @@ def _text(param: Param) -> str:
     kinds = "|".join(kind for kind, _ in param.kinds)
     suffix = "?" if param.may_be_omitted else ("+" if param.least else "*") if param.variadic else ""
     return f"{param.name}:{kinds}{suffix}"
+
+
+_NAMED = re.compile(r"([a-z]+_)?(\w+):([\w|]+)([?+*]?)")
+
+
+def _braced(form: str) -> str:
+    """Return a list of inputs, those of one type and prefix together: stride_w:i32 stride_h:i32 as stride_{w,h}:i32."""
+    parts = [match.groups(default="") for match in _NAMED.finditer(form)]
+    found = []
+    for (prefix, kind), group in groupby(parts, key=lambda part: (part[0], part[2])):
+        names = [(name, mark) for _, name, _, mark in group]
+        if prefix and len(names) > 1:
+            found.append(f"{prefix}{{{','.join(map(''.join, names))}}}:{kind}")
+        else:
+            found += [f"{prefix}{name}:{kind}{mark}" for name, mark in names]
+    return " ".join(found)
+
+
+def _alternatives(forms: list[str]) -> str:
+    """Return lists of inputs as one; where they differ, in brackets."""
+    lists = [form.split() for form in forms]
+    if len(lists) == 1:
+        return forms[0]
+    first, last = _common(lists), _common([words[::-1] for words in lists])
+    parts = [" ".join(words[first : len(words) - last]) for words in lists]
+    return " ".join([*lists[0][:first], f"({' | '.join(parts)})", *lists[0][len(lists[0]) - last :]])
+
+
+def _common(lists: list[list[str]]) -> int:
+    """Return how many words begin all lists."""
+    return sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*lists, strict=False)))
 
 
 _PAGE = """# Operations
@@ -58,33 +89,33 @@ b.output("y", b.softmax((x + h) / 2))
 model = b.build()
 ```
 
-- A method takes and returns operands of its builder: an `Operand` has `shape`, `type`, `dtype`, `scale` and
-  `zero_point`.
+- A method takes and returns operands. An `Operand` has `shape`, `type`, `dtype`, `scale` and `zero_point`.
 - `+ - * /` and unary `-` are ADD, SUB, MUL, DIV and NEG. Quantised results need `scale=`: `b.add(x, y, scale=0.5)`.
 - Arrays, lists and numbers become constants. Lists and numbers get the type of the operand beside them. An array
   keeps its dtype; float64 is refused, so write `array.astype(np.float32)` or `b.constant(array, np.float32)`.
-- `b.operation(operation, *inputs, outputs=…)` takes the operation as a value, also one of an extension:
+- `b.operation` takes any operation, also one of an extension:
   `b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])`.
 - `add_operand` and `add_operation` work on indexes. An `Operand` stands for its index; `b.operand(index)` returns it.
 
 ## The table
 
-Each entry has the name of the operation, its number, the first HAL version with it, and the data types that T may be,
-with their first version if it is later. The method of `ModelBuilder` has the name in small letters; those of IF and
-WHILE are `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`: `nnburst-onnxruntime` runs
-it, [where dimensions and parameters are known](devices.md#nnapis-operations-on-onnx-runtime). `nnburst-reference`
-runs all.
+An entry begins with the operation's name, its number, the first version of NNAPI's HAL that has it, and the types that
+T may be; `F16:1.2` is a type since version 1.2. `ModelBuilder` has a method of this name in small letters; for IF and
+WHILE it is `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`: `nnburst-onnxruntime` runs
+it, [where dimensions and parameters are known](devices.md#nnapis-operations-on-onnx-runtime). `nnburst-reference` runs
+all operations.
 
-The lines below it are the inputs and outputs, with the names of the method's arguments; the longest list where
-trailing inputs are options. `?` may be omitted, `+` is one or more, `*` none or more.
+The next line has the inputs and outputs, perhaps of several operations. `x?` may be omitted; `x+` is one operand or
+more, `x*` any number. `(a | b)` is either. `stride_{w,h}:i32` is short for `stride_w:i32 stride_h:i32`.
 
-F32, F16, I32 and B8 are tensors of floats, halves, integers and truth values; Q8 and Q8S bytes with scale and zero
-point, unsigned and signed; Q8Y and Q8C symmetric ones, the latter per channel; Q16S and Q16A 16-bit ones. Small
-letters are scalars. `fx` is f16 for F16, else f32; `W` a filter (also Q8C); `B` a bias (I32 if quantised); `box`
-coordinates (Q16A if quantised); `anchor` the same with Q16S.
-
-Results may take 64 times the bytes of request and constants, and 256 MiB in any case, together with those of models
-run inside; more is RESOURCE_EXHAUSTED.
+- `F32`, `F16`, `I32`, `B8`: tensors of float32, float16, int32, bool. `f32`, `f16`, `i32`, `bool`: scalars.
+- `Q8`, `Q8S`: tensors of unsigned and signed bytes, with scale and zero point. `Q8Y`, `Q8C`: of signed bytes, with one
+  scale or one per channel. `Q16S`, `Q16A`: of int16 with a scale, of uint16 with scale and zero point.
+- `fx`: `f16` if T is F16, else `f32`.
+- `W`, a filter: T; also Q8C if T is quantised. `B`, a bias: I32 if T is quantised, else T.
+- `box`, `anchor`: Q16A, and Q16S, if T is quantised, else T. `delta`: Q8 or Q8S if T is Q16A, else T.
+- `fill`: i32 if T is quantised, else the scalar of T. `filled`: a tensor of T. `cast`: F32, F16, I32 or Q8.
+- `sub`: a subgraph. `any`: each type.
 
 ```text
 """
@@ -93,4 +124,7 @@ run inside; more is RESOURCE_EXHAUSTED.
 def render_page() -> str:
     """Return the text of `docs/operations.md`."""
     rows = sorted(OPERATIONS.items(), key=lambda item: operation_name(item[0]))
-    return _PAGE + "\n".join(line for code, row in rows for line in operation_lines(code, row)) + "\n```\n"
+    text = _PAGE
+    for lists, entries in groupby((operation_lines(*row) for row in rows), key=lambda entry: entry[1]):
+        text += "\n".join([*(head for head, _ in entries), *lists, ""])
+    return text + "```\n"
