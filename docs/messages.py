@@ -43,7 +43,7 @@ def notation(kind: Any) -> str:
 def _limited(name: str, least: Any, most: Any) -> str:
     if most is None:
         return name
-    return f"{name} {least}…{most}" if least else f"{name} ≤{most}"
+    return f"{name} {least}…{most}" if least else f"{name}≤{most}"
 
 
 def _IntType(kind: Any) -> str:
@@ -172,11 +172,12 @@ def schema(cls: Any, before: str = "") -> list[str]:
     about = dict(re.findall(r"^(\w+): (.*(?:\n .*)*)", textwrap.dedent(attributes), re.MULTILINE))
     about |= {name: words for part in NOTES.findall(said) for name, words in NOTE.findall(part)}
     about = {name: f"{words[0].upper()}{words[1:].rstrip('.')}." for name, words in about.items()}
-    lines = [*comment(f"{before} {NOTES.sub('', said)}"), tag(cls)]
+    said = re.sub(r"^The reply to `\w+`\.", "", NOTES.sub("", said))  # as its name says
+    lines = [*comment(f"{before} {said}"), tag(cls)]
     info: Any = type_info(cls)
     for each in info.fields:
         lines += comment(about.get(each.name, ""), "    ")
-        lines.append(f"    {each.encode_name}: {notation(each.type)}{absent(each)}")
+        lines.append(f"    {each.encode_name}: {notation(each.type)}{absent(each)}".replace(" / nil = null", "?"))
     return lines
 
 

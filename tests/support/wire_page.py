@@ -16,7 +16,7 @@ from support import ROOT
 PAGE = ROOT / "docs" / "WIRE.md"
 INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, None), "i32": (-(2**31), 2**31 - 1), "int": (None, None)}
 BLOCK = re.compile(r"^(\w[\w.]*)\n((?:    .+\n)*)(?=\n|\w|#|```)", re.MULTILINE)
-FIELD = re.compile(r"^    (\w+): (.+?)(?: = (.+))?$", re.MULTILINE)
+FIELD = re.compile(r"^    (\w+): (.+?)(\?| = .+)?$", re.MULTILINE)
 CODE = re.compile(r"^- `(\w+)`: ((?:\d+ \w+,?\s*)+)$", re.MULTILINE)
 WORDS = re.compile(r"^- `(\w+)`, a string: ((?:\w+,?\s*)+)$", re.MULTILINE)
 EXAMPLE = re.compile(r"^([{].*\n(?:\S.*\n)*)((?:  [0-9a-f]+\n)+)", re.MULTILINE)
@@ -35,7 +35,11 @@ def tables() -> dict[str, list[tuple[str, str, str]]]:
     for name, lines in BLOCK.findall(page()):
         assert name not in found, f"{name} is there twice"
         fields = [line for line in lines.splitlines() if not line.startswith("    #")]
-        found[name] = [match.groups(default="") for line in fields if (match := FIELD.match(line))]
+        parts = [match.groups(default="") for line in fields if (match := FIELD.match(line))]
+        nil = " / nil", "null"
+        found[name] = [
+            (n, k + nil[0], nil[1]) if end == "?" else (n, k, end.removeprefix(" = ")) for n, k, end in parts
+        ]
         assert len(found[name]) == len(fields), f"a field of {name} cannot be read"
     return found
 
