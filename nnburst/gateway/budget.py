@@ -1,4 +1,4 @@
-"""A limit on the requests in progress, over both protocols, and on their bytes."""
+"""Limits on the number and the bytes of requests in progress."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from ..errors import DeviceUnavailable, ResourceExhausted
 
 RETRY_S = 1
-"""Seconds after which a client may repeat a request that was refused for lack of resources."""
+"""Seconds after which a client should repeat a request that was refused for lack of resources."""
 FAREWELL_S = 0.5
 """Seconds to send the last answers when the gateway is stopped."""
 
 
 class Budget:
-    """Counts requests and their received bytes until they are answered. Only the loop's thread may use it.
+    """The number and the received bytes of requests in progress. Only the event loop's thread may use it.
 
     Attributes:
-        most_connections: Maximum number of connections of each protocol, which leaves the process enough descriptors.
+        most_connections: Maximum number of connections of each protocol: a third of the process's descriptors.
     """
 
     def __init__(self, most_requests: int = 1024, most_bytes: int = 1 << 30) -> None:
@@ -31,11 +31,11 @@ class Budget:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
-        """Count a request until the context ends. Yields a function that adds a number of received bytes.
+        """Count a request for a with block. Yields a function that adds received bytes.
 
         Raises:
-            ResourceExhausted: Too many requests are in progress. The yielded function raises it for too many bytes.
-            DeviceUnavailable: The gateway no longer takes requests.
+            ResourceExhausted: Too many requests are in progress or, in the yielded function, too many bytes.
+            DeviceUnavailable: The gateway is stopping.
         """
         if self._is_finishing:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later")
@@ -60,7 +60,7 @@ class Budget:
                 self._idle.set()
 
     async def finish(self, seconds: float) -> None:
-        """Take no more requests, and wait up to `seconds` for those in progress."""
+        """Refuse new requests, and wait up to `seconds` for requests in progress."""
         self._is_finishing = True
         if self._requests:
             self._idle.clear()

@@ -9,15 +9,15 @@ from ..errors import InvalidArgument
 
 
 class Certificate:
-    """A certificate and its key, read from files for both protocols.
+    """A certificate and its key, read from files.
 
     Args:
         certificate: PEM file of the certificate, followed by its chain.
         key: PEM file of the private key, without a password.
 
     Attributes:
-        context: TLS context for HTTP; each new connection gets the certificate that was read last.
-        pair: Contents of the key and certificate files, for gRPC.
+        context: TLS context for HTTP. New connections get the certificate that was read last.
+        pair: Contents of the key file and the certificate file, for gRPC.
 
     Raises:
         InvalidArgument: A file is missing or cannot be read, or the key does not belong to the certificate.
@@ -32,7 +32,7 @@ class Certificate:
         self.renew()
 
     def renew(self) -> None:
-        """Read the files again. Raises the same errors as the constructor; the old certificate then stays."""
+        """Read the files again. After an error, which is as in the constructor, the old certificate stays in use."""
         certificate, key = self._files
         try:
             latest = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -43,5 +43,5 @@ class Certificate:
         self._latest = latest
 
     def _present(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Give a new connection the latest context. The old one would keep certificates for other kinds of key."""
+        """Give a new connection the latest context. The old context would keep certificates for other kinds of key."""
         connection.context = self._latest

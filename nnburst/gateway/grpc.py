@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC, with the messages and calls of `open_inference.proto`."""
+"""The Open Inference Protocol over gRPC, as in `open_inference.proto`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 _MOST_BYTES = 256 << 20
 """Maximum bytes of one message."""
 _LEAST_PING_MS = 10_000
-"""Minimum time between two pings of a client that keeps its connection alive."""
+"""Minimum time between two keepalive pings of a client."""
 _MOST_STREAMS = 64
-"""Maximum number of requests in progress on one connection, so that one client cannot use up the gateway's limit."""
+"""Maximum number of requests in progress on one connection, so that no client exhausts the gateway's limit."""
 
 (_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
-_POOL = DescriptorPool()  # a private pool, so that a program may also load a client's messages of the same names
+_POOL = DescriptorPool()  # private: a program may also load a client's messages of these names
 _OTHERS = health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb
 for _file in (_DESCRIPTION.SerializeToString(), *_OTHERS):
     _POOL.AddSerializedFile(_file)
@@ -62,18 +62,18 @@ _CONTENTS = {
     "FP64": ("fp64_contents", "f8"),
     "BYTES": ("bytes_contents", "O"),
 }
-"""The message field for elements of each datatype, and their dtype. Other datatypes are sent only as raw bytes."""
+"""Message field and dtype of each datatype's elements. Other datatypes are sent only as raw bytes."""
 
 
 async def _abort(context: Any, error: NNBurstError) -> None:
-    """End a call with an error. If another try may succeed, the trailers say when."""
+    """End a call with an error. If the client should retry, the trailers say when."""
     code = next(code for kind, code, _ in CODES if isinstance(error, kind))
     hint = (("grpc-retry-pushback-ms", str(RETRY_S * 1000)),) if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") else ()
     await context.abort(grpc.StatusCode[code], str(error), (*context.trailing_metadata(), *hint))
 
 
 class Servicer:
-    """Answers the calls of the protocol. Each has a method of the same name, which returns the answer as JSON."""
+    """The protocol's calls. Each call has a method of its name, which returns the answer as JSON."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget, tokens: Tokens = EVERYONE) -> None:
         self._models = models
@@ -82,7 +82,7 @@ class Servicer:
         self._tokens = tokens
 
     def handlers(self) -> dict[str, Any]:
-        """Return the handler of each call. Inference requests arrive as bytes, counted before they are decoded."""
+        """Return the handler of each call. Inference requests arrive as bytes, which are counted before decoding."""
         made = {}
         for call in _CALLS.methods:
             work, answer = getattr(self, call.name), GetMessageClass(call.output_type)
@@ -104,7 +104,7 @@ class Servicer:
     # ---- health and metadata ---------------------------------------------------------------------------------
 
     async def check_health(self, request: Any, context: Any) -> Any:
-        """Answer ``grpc.health.v1`` for the server or, if the client has a token, for a model by name."""
+        """Answer ``grpc.health.v1`` for the server or a named model. For a model, the client needs a token."""
         name = "" if request.service == _SERVICE else request.service
         if name and not _is_admitted(self._tokens, context.invocation_metadata()):
             await _refuse(request, context)
@@ -179,7 +179,7 @@ class Servicer:
         return answer
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Yield one answer for each request, in order. A failed request gets an answer with its error."""
+        """Yield one answer per request, in order: outputs or an error."""
         async for data in requests:
             answer = pb.ModelStreamInferResponse()
             try:
@@ -195,7 +195,7 @@ class Servicer:
                 request = pb.ModelInferRequest.FromString(data)
             except DecodeError as error:
                 raise InvalidArgument(f"the request cannot be read: {error}") from None
-            answer.id = request.id  # set even if the request failed
+            answer.id = request.id  # even if the request failed
             to_convert = 0 if request.raw_input_contents else len(data)
             inference = await convert_aside(to_convert, _inference, request, to_convert)
             with below(lambda: dict(context.invocation_metadata())):
@@ -244,7 +244,7 @@ def _inference(request: Any, to_convert: int) -> Inference:
 
 
 def _elements(tensor: Any) -> Any:
-    """Return the elements of a tensor that was sent element by element."""
+    """Return the elements of a tensor that was not sent as raw bytes."""
     filled = [(field.name, values) for field, values in tensor.contents.ListFields()]
     if not filled:
         return ()
@@ -270,7 +270,7 @@ async def _refuse(request: Any, context: Any) -> None:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a token, except for the server's health. Gives each call an id and a line in the log."""
+    """Interceptor that refuses calls without a token, except for the server's health, and logs each call with an id."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -315,7 +315,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _credentials(certificate: Certificate) -> Any:
-    """Return credentials that use the newest certificate for each new connection."""
+    """Return credentials with the newest certificate for each new connection."""
 
     def current() -> Any:
         return grpc.ssl_server_certificate_configuration([certificate.pair])
@@ -333,13 +333,13 @@ async def serve(
     certificate: Certificate | None = None,
     keepalive: float = 75,
 ) -> tuple[Any, int | str]:
-    """Start a server at ``HOST:PORT`` (port 0 stands for any free port) or at ``unix:PATH``.
+    """Start a server at ``HOST:PORT`` (port 0 for any free port) or ``unix:PATH``.
 
     Returns:
-        The server, and its port, or its address if it is a Unix socket.
+        The server and its port, or its address for a Unix socket.
 
     Raises:
-        DeviceUnavailable: The address cannot be used.
+        DeviceUnavailable: The address is unusable.
     """
     server = grpc.aio.server(
         maximum_concurrent_rpcs=budget.most_requests,
@@ -351,7 +351,7 @@ async def serve(
             ("grpc.max_concurrent_streams", _MOST_STREAMS),
             ("grpc.keepalive_time_ms", int(keepalive * 1000)),
             ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_MS),
-            ("grpc.http.overload_protection", 0),  # off: it resets streams of well-behaved clients, too
+            ("grpc.http.overload_protection", 0),  # off: it would reset streams of well-behaved clients
         ],
         interceptors=[_Guard(tokens)],
     )
@@ -372,7 +372,7 @@ async def serve(
 
 
 async def serve_again(start: Callable[[], Awaitable[Any]]) -> None:
-    """Start a server again whenever grpcio's serving loop ends: a path that is not UTF-8 raises in that loop."""
+    """Restart a server whenever grpcio's serving loop ends, such as after a path that is not UTF-8."""
     lost, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

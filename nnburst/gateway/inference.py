@@ -1,4 +1,4 @@
-"""Inference requests of both protocols: check, run, answer."""
+"""Inference requests over gRPC and REST: checks, run, answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
 
 
 class RegionPlace(NamedTuple):
-    """The place of a tensor in a registered region."""
+    """The place of a tensor in a registered region of shared memory."""
 
     region: str
     byte_size: int
@@ -43,7 +43,7 @@ class RegionPlace(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], kind: str, name: str) -> RegionPlace | None:
-        """Return the place given by a tensor's parameters; None if the tensor is not in shared memory.
+        """Return the place in a tensor's parameters; None for a tensor outside shared memory.
 
         Raises:
             InvalidArgument: The parameters are invalid.
@@ -58,7 +58,7 @@ class RegionPlace(NamedTuple):
 
 
 class InputTensor(NamedTuple):
-    """An input tensor: its elements, or their place in a region."""
+    """An input tensor: its elements, or their place in shared memory."""
 
     name: str
     datatype: str
@@ -75,7 +75,7 @@ class InputTensor(NamedTuple):
         raw: bytes | memoryview | None,
         elements: Sequence[Any] | Array | None,
     ) -> InputTensor:
-        """Return the input that a request gives in a region, as bytes, or as elements.
+        """Return a request's input: in a region, as raw bytes, or as elements.
 
         Raises the same errors as `RegionPlace.of`.
         """
@@ -90,14 +90,14 @@ class InputTensor(NamedTuple):
 
 
 class OutputTensor(NamedTuple):
-    """An output that a client requests."""
+    """A requested output."""
 
     name: str
     place: RegionPlace | None = None
 
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, Any]) -> OutputTensor:
-        """Return the output that a request's parameters describe; raises the same errors as `RegionPlace.of`."""
+        """Return the output that parameters describe. Raises the same errors as `RegionPlace.of`."""
         if parameters.get("classification"):
             raise InvalidArgument(f"output {name!r}: classification is not served; sort the scores yourself")
         return cls(name, RegionPlace.of(parameters, "output", name))
@@ -107,7 +107,7 @@ class Terms(NamedTuple):
     """The priority and time limit of a request.
 
     Attributes:
-        timeout: Seconds that the run may take; None if the client sets no limit.
+        timeout: Longest duration of the run in seconds; None if the client sets no limit.
     """
 
     timeout: float | None = None
@@ -115,10 +115,10 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Terms:
-        """Return the terms given by a request's parameters, which the protocol's schedule extension defines.
+        """Return the priority and time limit in a request's parameters (the protocol's schedule extension).
 
         Raises:
-            InvalidArgument: The parameters are invalid, or ask for a sequence.
+            InvalidArgument: The parameters are invalid, or request a sequence.
         """
         if not parameters:
             return _USUAL
@@ -134,15 +134,15 @@ class Terms(NamedTuple):
 
 _USUAL = Terms()
 _PRIORITIES = {0: Priority.MEDIUM, 1: Priority.HIGH, 2: Priority.MEDIUM}
-"""Priorities by the protocol's numbers: 0 is the default, 1 the highest; all others are low."""
+"""Priorities by the protocol's numbers: 0 is the default, 1 the highest; numbers above 2 are low."""
 
 
 class Inference(NamedTuple):
     """A request to run a model.
 
     Attributes:
-        inputs, outputs: The tensors, in any order. No outputs means all outputs.
-        size: Bytes that must be converted element by element.
+        inputs, outputs: The tensors, in any order. Without outputs, all are requested.
+        size: Bytes whose conversion is slow: element by element.
     """
 
     model: str
@@ -154,34 +154,34 @@ class Inference(NamedTuple):
 
 
 def extensions(models: Models, regions: Regions) -> list[str]:
-    """Return the protocol extensions that both gRPC and REST support."""
+    """Return the protocol extensions of gRPC and REST."""
     optional = {"model_repository": models.may_change, "system_shared_memory": regions.allowed}
     usual = ["model_configuration", "schedule_policy", "statistics"]
     return usual + [name for name, is_on in optional.items() if is_on]
 
 
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
-"""The requested output, datatype, shape and elements of each output, even if they were written to a region."""
+"""Requested output, datatype, shape and elements of each output, even if the elements are in shared memory."""
 
 
 def _size(given: InputTensor) -> int:
-    """Return the number of bytes or elements of an input, in the request or in a region."""
+    """Return the number of bytes or elements of an input."""
     return max(given.data.byte_size, 0) if isinstance(given.data, RegionPlace) else len(given.data)
 
 
 async def infer(
     models: Models, regions: Regions, inference: Inference, timeout: float | None = None
 ) -> tuple[str, Answers]:
-    """Run a request, and once more if the process that ran it has died.
+    """Run a request. Repeat it once if its process died.
 
     Args:
-        timeout: Seconds that the run may take; the request may set a shorter limit.
+        timeout: Longest duration of the run in seconds; a request can set a shorter one.
 
     Returns:
-        The version that ran, and the requested outputs, or all.
+        The model's version, and the requested outputs.
 
     Raises:
-        NNBurstError: The request cannot be run, or failed.
+        NNBurstError: The request is invalid, or failed.
     """
     own, priority = inference.terms
     if own is not None:
@@ -204,7 +204,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
     arrays, used = await convert_aside(inference.size + texts, _arrays, model, regions, inference.inputs)
     outputs = model.outputs
     names = [output.name for output in inference.outputs]
-    for name in names:  # a short request must not repeat an output to get a huge answer
+    for name in names:  # a short request must not get a huge answer
         if name not in outputs:
             raise InvalidArgument(f"output {name!r} is unknown; the model gives {list(outputs)}")
         if names.count(name) > 1:
@@ -229,7 +229,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
 def _arrays(
     model: OpenedModel, regions: Regions, inputs: Sequence[InputTensor]
 ) -> tuple[dict[str, Array], list[RegisteredRegion]]:
-    """Return the inputs by name, and the regions that contain some of them."""
+    """Return the inputs by name, and the regions that contain inputs."""
     arrays: dict[str, Array] = {}
     used: list[RegisteredRegion] = []
     for given in inputs:
@@ -245,7 +245,7 @@ def _arrays(
             if tensor.datatype != "BYTES":
                 arrays[given.name] = lying.view(tensor.dtype).reshape(given.shape)
                 continue
-            data = lying.tobytes()  # a private copy, as the client may change the region
+            data = lying.tobytes()  # a private copy: the client can change the region
             region.check()
         arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
     return arrays, used

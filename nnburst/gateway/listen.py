@@ -1,4 +1,4 @@
-"""HTTP servers: their addresses, access and limits on connections."""
+"""HTTP servers: addresses, access, and limits on connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_ID = 128
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:
-    """Return True for aiohttp's log records about this program, False for those about errors of clients."""
+    """Return True for aiohttp's log records about errors of this program, not of clients."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | web.RequestPayloadError | HttpProcessingError)
 
@@ -30,20 +30,20 @@ def _is_own_error(record: logging.LogRecord) -> bool:
 _log = logging.getLogger("nnburst.gateway")
 _log.addFilter(_is_own_error)
 access = logging.getLogger("nnburst.access")
-"""The log of requests: one line at level INFO for each, over any protocol."""
+"""The log of requests, one line of level INFO for each."""
 
 
 def request_id(given: object) -> str:
-    """Return the id that a client gave its request, or a new one if that id is missing, too long or not printable."""
+    """Return a request's id, or a new id if the client's is missing, too long or not printable."""
     is_id = isinstance(given, str) and given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID
     return str(given) if is_id else uuid4().hex
 
 
 def note_request(client: str, call: str, status: object, seconds: float, name: str) -> None:
-    """Log an answered request, if the log level allows it."""
+    """Log an answered request."""
     if not access.isEnabledFor(logging.INFO):
         return
-    call = "".join(c if c.isprintable() else " " for c in call)  # gRPC accepts any characters in paths
+    call = "".join(c if c.isprintable() else " " for c in call)  # gRPC allows any characters
     fields = {"client": client, "call": call, "status": str(status), "ms": round(seconds * 1e3, 3), "request_id": name}
     access.info(
         "%(client)s %(call)s: %(status)s in %(ms)s ms, request %(request_id)s", fields, extra={"fields": fields}
@@ -66,7 +66,7 @@ async def _name(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def guard(tokens: Tokens, free: str | None = None) -> Any:
-    """Return a middleware that refuses requests without a token, except at paths that begin with `free`."""
+    """Return a middleware that refuses requests without a token, except for paths that begin with `free`."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
@@ -80,7 +80,7 @@ def guard(tokens: Tokens, free: str | None = None) -> Any:
 
 
 def _limit_connections(server: Any, most: int, *, ends_oldest: bool) -> None:
-    """Reset connections beyond a limit. Without free descriptors, the loop would log errors endlessly."""
+    """Reset connections beyond a limit: without free descriptors, the event loop would log errors endlessly."""
     note = server.connection_made
 
     def connection_made(handler: object, transport: asyncio.Transport) -> None:
@@ -102,18 +102,18 @@ async def listen(
     ends_oldest: bool = False,
     certificate: Certificate | None = None,
 ) -> tuple[web.AppRunner, int | str]:
-    """Start a server at ``HOST:PORT`` (port 0 stands for any free port) or at ``unix:PATH``.
+    """Start a server at ``HOST:PORT`` (port 0 for any free port) or ``unix:PATH``.
 
     Args:
-        most: Maximum number of connections. Beyond it the new connection is reset or, with `ends_oldest`, the oldest.
+        most: Maximum number of connections. One more resets the new connection or, with `ends_oldest`, the oldest.
         certificate: The certificate for TLS; None for no TLS.
-        idle: Seconds that a connection may stay open without sending the head of a request.
+        idle: Seconds after which a connection that sends no request head is closed.
 
     Returns:
-        The runner, and its port, or its address if it is a Unix socket.
+        The runner and its port, or its address for a Unix socket.
 
     Raises:
-        DeviceUnavailable: The address cannot be used.
+        DeviceUnavailable: The address is unusable.
     """
     host, _, port = address.rpartition(":")
     application.on_response_prepare.append(_name)
@@ -121,7 +121,7 @@ async def listen(
         application,
         access_log=access,
         access_log_class=_AccessLogger,
-        auto_decompress=False,  # the handlers inflate bodies, and count the bytes
+        auto_decompress=False,  # the handlers inflate and count
         keepalive_timeout=idle,
         logger=_log,
         shutdown_timeout=FAREWELL_S,

@@ -1,4 +1,4 @@
-"""Metrics over HTTP: the statistics of a service, and counts of inferences under Triton's names."""
+"""Metrics over HTTP: a service's statistics, and counts of inferences under Triton's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .listen import guard, listen
 from .models import REASONS, ModelCounts
 
 _MOST_CONNECTIONS = 8
-"""Maximum number of connections. Any user of the machine may connect, so the oldest is reset for a new one."""
+"""Maximum number of connections. A new connection beyond it resets the oldest: any user of the machine can connect."""
 _IDLE_S = 5
 
 _US = 1000
@@ -29,7 +29,7 @@ _METRICS: tuple[tuple[str, str, str, Callable[[ModelCounts], int]], ...] = (
 
 
 def triton_metrics(counts: Sequence[tuple[str, str, ModelCounts]]) -> str:
-    """Return `Models.counts` in Prometheus' text format, such as ``nv_inference_count{model="m",version="1"} 3``.
+    """Return `Models.counts` as Prometheus text, such as ``nv_inference_count{model="m",version="1"} 3``.
 
     Source: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
@@ -60,7 +60,7 @@ def _escaped(text: str) -> str:
 async def serve_metrics(
     shown: Any, address: str, tokens: Tokens, most: int = _MOST_CONNECTIONS
 ) -> tuple[web.AppRunner, int | str]:
-    """Start a server that answers each request with the result of `collect`. See `listen` for other arguments."""
+    """Start a server of metrics. See `listen` for arguments and errors."""
     from prometheus_client.exposition import choose_encoder
 
     async def answer(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The named models of a shared service. Each is opened at its first request, and again after the service's death."""
+"""The named models of a shared service. The first request for a model, or the first after a crash, opens the model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .tensors import ModelTensor
 T = TypeVar("T")
 
 _ONLY = "1"
-"""The version given for a model without versions."""
+"""The version of a model without versions."""
 
 
 class NoSuchModel(InvalidArgument):
@@ -41,12 +41,11 @@ class NoSuchModel(InvalidArgument):
 
 @dataclass
 class ModelCounts:
-    """Counts and times (in nanoseconds) of requests for one version of a model. Only the event loop's thread uses it.
+    """Counts and times (in nanoseconds) of requests for one version of a model, for the event loop's thread.
 
     Attributes:
-        failures: Number of failures by reason; Triton defines the reasons.
-        input_ns, run_ns, output_ns: Time of each part of answered requests; `run_ns` includes the wait for other
-            requests.
+        failures: Number of failures by Triton's reasons.
+        input_ns, run_ns, output_ns: Time of each part of answered requests; `run_ns` includes waits for other requests.
     """
 
     inferences: int = 0
@@ -77,7 +76,7 @@ class ModelCounts:
             self.last_ms = time.time_ns() // 1_000_000
 
     def spent(self, began: int, given: int, ran: int, ended: int) -> None:
-        """Add the times of an answered request's parts, computed from the times at their borders."""
+        """Add the times of an answered request: input from `began` to `given`, run to `ran`, output to `ended`."""
         self.input_ns += given - began
         self.run_ns += ran - given
         self.output_ns += ended - ran
@@ -111,17 +110,15 @@ REASONS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 class OpenedModel:
-    """A model that can be run. Its session ends once neither `Models` nor a request has a reference to it.
+    """An open model. Its session ends once neither `Models` nor a request refers to it.
 
     Attributes:
         digest: SHA-256 of the model's files; empty for a model without files.
         platform: The protocol's name for the software that runs the model.
-        is_repeatable: True if a run may be repeated after its process died. False for functions, which may have side
-            effects.
+        is_repeatable: True if a run may be repeated after a crash; False for functions, which can have side effects.
         inputs, outputs: The tensors by name, in order.
-        optional: Inputs that may be left out. Descriptions do not list them, as the protocol has no optional inputs.
-        refused: The reason why the protocol cannot serve the model; the other fields are then empty, and the session
-            is closed.
+        optional: Inputs that clients can omit; not in descriptions, as the protocol has no optional inputs.
+        refused: The reason why the protocol cannot serve the model, which then has no tensors and a closed session.
     """
 
     def __init__(self, version: str, digest: str, session: Session, counts: ModelCounts) -> None:
@@ -138,7 +135,7 @@ class OpenedModel:
         try:
             self.inputs = ModelTensor.all_of(session.get_inputs())
             for node in session.get_overridable_initializers():
-                with contextlib.suppress(InvalidArgument):  # such an input keeps its default
+                with contextlib.suppress(InvalidArgument):  # the input keeps its default
                     self.optional |= ModelTensor.all_of([node])
             self.outputs = ModelTensor.all_of(session.get_outputs())
         except InvalidArgument as error:
@@ -146,15 +143,15 @@ class OpenedModel:
             session.close()
 
     async def run(self, inputs: dict[str, Array], timeout: float | None = None) -> list[Array]:
-        """Run the model once, with a time limit in seconds. Raises the same errors as `Session.arun`."""
+        """Run the model once. Arguments and errors as for `Session.arun`."""
         try:
             return await self.session.arun(None, inputs, timeout)
-        except BadState as error:  # the session is closed because the gateway stops
+        except BadState as error:  # the gateway stops
             raise DeadObject(str(error)) from error
 
 
 class Models:
-    """The named models of a service, for the loop's thread. Calls that may wait for the service run in another thread.
+    """The named models of a service. Only the event loop's thread may use them; other threads wait for the service.
 
     Args:
         address: The service's address, as for `nnburst.connect`.
@@ -167,34 +164,34 @@ class Models:
         self._address = address
         self._service: Service | None = None
         self._versions: dict[str, dict[str, tuple[str, str]]] = {}
-        """Each version's name in the service and digest of its files, by model name and version, the newest last."""
+        """Name in the service and digest of the files, by model and version, newest last."""
         self._gone = {(name, "") for name in unloaded}
-        """Versions that are no longer served; the empty version stands for all."""
+        """Models and versions that are no longer served; the empty version means all."""
         self._counts: dict[tuple[str, str], ModelCounts] = {}
         self._opened: dict[tuple[str, str, Priority], OpenedModel] = {}
         self._under_way: dict[object, asyncio.Future[Any]] = {}
-        """Tasks that open a model (by its key) or connect to the service (by None). All requests share them."""
+        """Tasks that requests share: opening a model (by its key), connecting to the service (by None)."""
         self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
     def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
-        """Run `make` once for all requests that wait for its result. A cancelled request does not stop it."""
+        """Run `make` once for all requests that wait for the result. A cancelled request does not stop the task."""
         if key not in self._under_way:
 
             def end(task: asyncio.Future[Any]) -> None:
                 del self._under_way[key]
-                _ = task.cancelled() or task.exception()  # retrieved here; waiting requests get it as well
+                _ = task.cancelled() or task.exception()  # retrieved here, too, if no request waits
 
             self._under_way[key] = asyncio.ensure_future(make())
             self._under_way[key].add_done_callback(end)
         return asyncio.shield(self._under_way[key])
 
     async def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        """Return a model for runs of a priority. Opens it first if necessary, which waits for the service.
+        """Return a model for runs of a priority. Open it if necessary.
 
         Raises:
             NoSuchModel: No model has the name, or the model has no such version.
             DeviceUnavailable: The model was unloaded, or the service does not run.
-            InvalidArgument: The model has types of inputs or outputs that the protocol lacks.
+            InvalidArgument: The protocol lacks a type of the model's inputs or outputs.
         """
         model = await self._open(name, version, priority)
         if model.refused:
@@ -203,7 +200,7 @@ class Models:
 
     async def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
         service = await self._connected()
-        while True:  # the model may be replaced while it is opened
+        while True:  # the model can be replaced meanwhile
             key = name, self._choose(name, version), priority
             if (model := self._opened.get(key)) is not None:
                 return model
@@ -213,7 +210,7 @@ class Models:
         (name, version, priority), (full, digest) = key, source
         counts = self._counts.setdefault((name, version), ModelCounts())
 
-        def make() -> OpenedModel:  # throughput: a request waits for others if the operator batches the model
+        def make() -> OpenedModel:  # sustained speed: batches with other requests, if the operator allows it
             session = service.session(full, priority=priority, preference="sustained_speed", on_death="restart")
             return OpenedModel(version, digest, session, counts)
 
@@ -221,7 +218,7 @@ class Models:
             model = await asyncio.to_thread(make)
         except InvalidArgument:
             await self._list_models()
-            self._choose(name, version)  # raises if the model was unloaded during the opening
+            self._choose(name, version)  # raises if the model was unloaded meanwhile
             raise
         except BadState as error:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later") from error
@@ -229,7 +226,7 @@ class Models:
             self._opened[key] = model
 
     async def _connected(self) -> Service:
-        """Return the connection to the service. List the models first if they are not known."""
+        """Return the connection to the service. The first call connects, and lists the models."""
         if self._service is None:
             await self._once(None, self._connect)
         assert self._service is not None
@@ -240,7 +237,7 @@ class Models:
         self._service = await asyncio.to_thread(connect, self._address)
 
     async def _ask(self, question: Callable[[ServiceConnection], T]) -> T:
-        """Call a function with a connection to the service. Sessions have their own connections."""
+        """Call a function with a new connection to the service."""
 
         def ask() -> T:
             with contextlib.closing(connect_to(self._address)) as connection:
@@ -249,7 +246,6 @@ class Models:
         return await asyncio.to_thread(ask)
 
     async def _list_models(self) -> None:
-        """Update the list of the service's models."""
         found = dict[str, dict[str, tuple[str, str]]]()
         async with self._looking:
             for full, digest in (await self._ask(ServiceConnection.list_models)).items():
@@ -275,7 +271,7 @@ class Models:
         return [(name, version) for name, versions in self._versions.items() for version in versions]
 
     async def is_ready(self) -> bool:
-        """Return True if every model can be run now, except those that the protocol cannot serve."""
+        """Return True if every model that the protocol can serve runs."""
         try:
             service = await self._connected()
             for name, version in self._there():
@@ -287,29 +283,29 @@ class Models:
         return True
 
     async def load(self, name: str, parameters: Collection[str]) -> dict[str, Any]:
-        """Reload all versions of a model from its files. Refuses parameters; otherwise like `change`."""
+        """Reload all versions of a model, like `change`. Parameters raise `InvalidArgument`."""
         if parameters:
             raise InvalidArgument(f"a model is loaded as it is, not with {sorted(parameters)}")
         return await self.change(name, unload=False)
 
     async def change(self, name: str, *, unload: bool) -> dict[str, Any]:
-        """Have the service reload all versions of a model from its files, or unload them.
+        """Make the service reload all versions of a model from its files, or unload them.
 
         Raises:
-            InvalidArgument: Clients may not change models, or the model has no files.
+            InvalidArgument: `may_change` is False, or the model has no files.
             NNBurstError: A file cannot be compiled.
         """
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
-        async with self._changing:  # loading may take long; other calls wait here without a thread
+        async with self._changing:  # loading can take long; other calls wait here without a thread
             await asyncio.to_thread(order, self._address, LoadModel(name, unload))
             await self.renew()
         return {}
 
-    # Descriptions and counts of models. The keys are those of the protocol's messages and of JSON.
+    # Descriptions and counts of models, with the keys of the protocol's messages.
 
     async def describe(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return a model's inputs and outputs; raises the same errors as `open`."""
+        """Return a model's inputs and outputs. Raises the same errors as `open`."""
         model = await self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
@@ -319,9 +315,9 @@ class Models:
         return {**about, "inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
 
     async def configure(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return a model's description as Triton's ModelConfig; raises the same errors as `open`.
+        """Return a model's description as Triton's ModelConfig. Raises the same errors as `open`.
 
-        `max_batch_size` is 0: the batch dimension is a dimension like others.
+        `max_batch_size` is 0, so the shapes include the batch dimension.
         """
         model = await self.open(name, version)
 
@@ -337,7 +333,7 @@ class Models:
 
     async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
         """List every version of every model, including removed ones."""
-        await self.is_ready()  # opens new models, which shows whether they can be served
+        await self.is_ready()  # opens new models: the protocol may be unable to serve them
         await self._connected()
         refused = {key[:2]: model.refused for key, model in self._opened.items()}
         found = [(*one, refused.get(one, "")) for one in self._there()]
@@ -349,7 +345,7 @@ class Models:
         ]
 
     async def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, ModelCounts]]:
-        """Return name, version and counts of a version of a model; of all versions, or of all models, if not given.
+        """Return names, versions and counts. Without `version`, return all versions; without `name`, all models.
 
         Raises:
             NoSuchModel: No model has the name, or the model has no such version.
@@ -364,14 +360,11 @@ class Models:
         ]
 
     async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
-        """Return statistics of requests for a model, or for all models if the name is empty.
-
-        Raises the same errors as `counts`.
-        """
+        """Return statistics of requests. Arguments and errors as for `counts`."""
         return {"model_stats": [counts.as_statistics(*key) for *key, counts in await self.counts(name, version)]}
 
     async def renew(self) -> None:
-        """List the models again. New ones are opened at the next request; running requests finish on the old ones."""
+        """List the models again. Requests in progress finish on the old models; the next request opens the new ones."""
         with contextlib.suppress(NNBurstError):  # the service does not run
             await self._list_models()
         for key, model in list(self._opened.items()):
@@ -380,7 +373,7 @@ class Models:
                 del self._opened[key]
 
     def renew_soon(self) -> None:
-        """Call `renew` in the background, as a restarted process may have loaded other files."""
+        """Call `renew` in the background: a restarted service may have loaded other files."""
         self._once("renew", self.renew)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Shared memory that clients register by name, for tensors that are not sent over the network.
 
-`nnburst.memory` guards the mapping of a region, and each tensor is copied once. A client that changes or shortens its
-memory can change numbers, but cannot harm the gateway.
+Mappings are guarded by `nnburst.memory`, and each tensor is copied once. So a client that changes or shortens its
+memory can change numbers, but cannot crash the gateway.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RegisteredRegion:
 
     Attributes:
         key: Name of the POSIX shared memory.
-        offset, byte_size: Start and length of the region in that memory, in bytes.
+        offset, byte_size: Start and length of the region in the memory.
     """
 
     name: str
@@ -40,20 +40,20 @@ class RegisteredRegion:
     memory: Memory
 
     def check(self) -> None:
-        """Check, after reading or writing, that the memory was long enough.
+        """Check, after a read or write, that the memory was long enough.
 
         Raises:
-            InvalidArgument: The owner has shortened the memory, or the system has no room for the written bytes.
+            InvalidArgument: The client has shortened the memory, or the system has no memory for the written bytes.
         """
         if self.memory.faults:
             raise _cut(self.name)
 
 
 class Regions:
-    """The registered regions. Only the loop's thread changes them; any thread may read and write parts.
+    """The registered regions. Only the event loop's thread may change them; any thread may read and write parts.
 
     Args:
-        allowed: True if clients may register memory at all.
+        allowed: True if clients may register memory.
     """
 
     def __init__(self, allowed: bool) -> None:
@@ -102,9 +102,9 @@ class Regions:
             os.close(fd)
 
     def unregister(self, name: str) -> dict[str, Any]:
-        """Forget a region, or all regions if the name is empty. An unknown name is not an error.
+        """Remove a region, or all regions if the name is empty. An unknown name is not an error.
 
-        Requests in progress keep the memory until they have ended.
+        Requests in progress keep the memory until they end.
         """
         for each in [name] if name else list(self._regions):
             self._regions.pop(each, None)
@@ -120,20 +120,20 @@ class Regions:
         return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
 
     def part(self, name: str, offset: int, byte_size: int) -> tuple[_Bytes, RegisteredRegion]:
-        """Return a part of a region, to be read or written once, and the region, to be checked afterwards.
+        """Return a part of a region, and the region. Read or write the part once, then call the region's `check`.
 
-        Both stay usable until the request has ended, even if the region is forgotten.
+        Both stay usable until the request ends, even if the region is unregistered.
 
         Raises:
-            InvalidArgument: There is no such region, the part is outside it, or the owner has shortened the memory.
-            ResourceExhausted: The process has no room to map the memory.
+            InvalidArgument: The region is unknown, the part is outside it, or the client has shortened the memory.
+            ResourceExhausted: The process cannot map the memory.
         """
         region = self._found(name)
         if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
             raise InvalidArgument(
                 f"region {name!r} has {region.byte_size} bytes, which {byte_size} at {offset} are not part of"
             )
-        # If the memory was shortened within a page, the rest of that page reads as zeros, without a fault.
+        # Beyond the end of shortened memory, the last page reads as zeros, without a fault.
         if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
             raise _cut(name)
         whole = region.memory._map_for(writable=True).bytes()

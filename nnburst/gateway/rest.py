@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP. Tensors are JSON, or bytes that follow the JSON."""
+"""The Open Inference Protocol over HTTP. Tensors are JSON, or bytes after the JSON."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .tensors import bytes_of, convert_aside, text_size, to_wire
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
-"""Maximum bytes of JSON in a request: decoding keeps the interpreter lock, in any thread."""
+"""Maximum bytes of JSON in a request: decoding keeps the interpreter lock."""
 _MOST_INFLATED = 16 << 20
-"""Maximum bytes of a compressed body after it is inflated, which can multiply its size by a thousand."""
+"""Maximum bytes of an inflated body, which can be a thousand times longer than the compressed one."""
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
-"""Seconds in which a body must arrive, and the number of received bytes that extends this time by one second."""
+"""Time limit for receiving a body in seconds, and the received bytes that extend it by one second."""
 _MOST_NUMBERS = 1 << 20
-"""Maximum count of numbers in the JSON of an answer: encoding keeps the interpreter lock, too."""
+"""Maximum count of numbers in the JSON of an answer: encoding keeps the interpreter lock."""
 _T = TypeVar("_T")
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20
@@ -78,7 +78,7 @@ class _Region(msgspec.Struct):
 
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """Answer an error with a JSON object that contains its message."""
+    """Answer an error with a JSON object that contains the message."""
     try:
         return await handler(request)
     except NNBurstError as error:
@@ -89,7 +89,7 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         return web.json_response({"error": f"{request.method} {request.path} is not served"}, status=error.status)
     except web.HTTPException as error:
         return web.json_response({"error": error.text or error.reason}, status=error.status)
-    except (web.RequestPayloadError, ConnectionError) as error:  # the body is broken, or the sender has disconnected
+    except (web.RequestPayloadError, ConnectionError) as error:  # a broken body, or a disconnected sender
         return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
 
 
@@ -165,7 +165,7 @@ class Rest:
         return web.Response(text=triton_metrics(await self._models.counts()))
 
     async def _parse_body(self, request: web.Request, kind: type[_T]) -> _T:
-        """Return the content of the request's body, or the defaults of `kind` without a body."""
+        """Return the decoded body, or the defaults of `kind` without a body."""
         with self._budget.request() as take:
             return await _read(await _body(request, take) or b"{}", kind)
 
@@ -203,7 +203,7 @@ def _model(request: web.Request) -> tuple[str, str]:
 
 
 async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
-    """Read the body. Its bytes are counted as they arrive, and again as they are inflated."""
+    """Read the body. Count its bytes as they arrive, and again if they are inflated."""
     is_packed = request.headers.get("Content-Encoding", "identity").lower() != "identity"
     most = _MOST_INFLATED if is_packed else _MOST_BYTES
     loop, body = asyncio.get_running_loop(), bytearray()
@@ -239,14 +239,13 @@ def _inflated(body: bytearray) -> bytes:
 
 
 def _length(text: str, most: int) -> int:
-    """Return the JSON's length in bytes from a header. Only the first digits of a long number are read."""
+    """Return the JSON's length in bytes, from a header. Reject a length above `most`."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) <= most):
         raise InvalidArgument(f"{_HEADER} is {text[:_MOST_DIGITS]!r}, the body has {most} bytes")
     return int(text)
 
 
 async def _read(data: bytes, kind: type[_T]) -> _T:
-    """Decode JSON, in another thread if the text is long."""
     if len(data) > _MOST_JSON:
         raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
     return await convert_aside(len(data), _decode, data, kind)
@@ -262,7 +261,7 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
 
 
 def _inference(name: str, version: str, head: _Infer, data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
-    """Return the request, and True for each output that is sent as bytes, by name ('' stands for all others)."""
+    """Return the request, and for each output's name ('' for all others) True if it is sent as bytes."""
     inputs = []
     for tensor in head.inputs:
         raw, length = None, tensor.parameters.get("binary_data_size")
@@ -282,7 +281,7 @@ def _inference(name: str, version: str, head: _Infer, data: memoryview, size: in
 
 
 def _check_json(name: str, datatype: str, array: Array, left: int) -> None:
-    """Check that an output can be sent as JSON, and that it has at most `left` elements."""
+    """Check that an output can be sent as JSON, and has at most `left` elements."""
     if array.size > left:
         raise InvalidArgument(
             f"output {name!r} has {array.size} elements; the JSON of an answer has at most {_MOST_NUMBERS}, of which "
@@ -337,8 +336,8 @@ async def serve(
     certificate: Certificate | None = None,
     keepalive: float = 75,
 ) -> tuple[web.AppRunner, int | str]:
-    """Start the HTTP server. See `listen` for the other arguments and errors."""
-    # The cleanup completes no body that is still arriving: `Budget.finish` must come first.
+    """Start the HTTP server. See `listen` for arguments and errors."""
+    # The cleanup cuts off bodies that still arrive: call `Budget.finish` first.
     application = Rest(models, regions, budget).application(tokens)
     most = budget.most_connections
     return await listen(application, address, most, idle=keepalive, certificate=certificate)

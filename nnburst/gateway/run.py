@@ -1,6 +1,6 @@
-"""The gateway process between a service and the network. It is a client of the service, or reads its statistics.
+"""The gateway process between network and service: a client of the service, or a reader of its statistics.
 
-Data from the network thus never enters a process that runs models.
+So no process that runs models parses data from the network.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from .regions import Regions
 
 _log = logging.getLogger(__name__)
 _THREADS = 32
-"""Threads that run requests at the same time. They mostly wait for the service."""
+"""Number of threads that run requests; they mostly wait for the service."""
 
 
 class Served(msgspec.Struct):
     """The options of the process.
 
     Attributes:
-        grpc, rest, metrics: Addresses to listen at, ``HOST:PORT`` or ``unix:PATH``; None for no such server.
+        grpc, rest, metrics: Address of each server, ``HOST:PORT`` or ``unix:PATH``; None for no server.
         address: Address of the service.
         shared_memory: True if clients may register memory.
         control: True if clients may load and unload models.
         unloaded: See `Models`.
-        drain: Seconds that requests in progress may take when the process is stopped.
-        token_file: File of `Tokens`, one of which each client must send; None for no tokens.
+        drain: Seconds to wait for requests in progress when the process stops.
+        token_file: File of `Tokens`; each client must send a token. None for no tokens.
         cert, key: Files of `Certificate`; None for no TLS.
-        keepalive: Seconds that a connection may be silent.
+        keepalive: Seconds after which a silent connection is closed.
         log_level, log_format: Arguments of `begin_log`.
     """
 
@@ -90,7 +90,7 @@ async def _serve(options: Served) -> None:
             await models.renew()
 
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # was blocked since the start
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked since the start
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
         ports, regions, beside = dict[str, Any](), Regions(options.shared_memory), list[asyncio.Task[Any]]()
@@ -118,22 +118,22 @@ async def _serve(options: Served) -> None:
         print(json.dumps(ports), flush=True)
         beside.append(asyncio.create_task(reload_on_hangup()))
         if serves_models := bool(options.grpc or options.rest):
-            beside.append(asyncio.create_task(models.is_ready()))  # opens the models before the first request
+            beside.append(asyncio.create_task(models.is_ready()))  # opens the models
         await ended.wait()
         await budget.finish(options.drain)
         for task in beside:
             task.cancel()
         if serves_models:
-            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # leaves time to send the last answers
-        # Clients report the abrupt end of the sockets as UNAVAILABLE. A gRPC server that stops in order answers later
-        # calls with CANCELLED, as if the clients had cancelled them.
+            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # time to send the last answers
+        # Clients report sockets that end abruptly as UNAVAILABLE. An orderly stop would answer calls with CANCELLED, as
+        # if the clients had cancelled them.
         os._exit(0)
 
 
 def main() -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Print the ports as JSON when ready.
 
-    After SIGHUP, models, tokens and certificate are read again. The command-line argument is `Served` as JSON.
+    SIGHUP reloads models, tokens and certificate. The command-line argument is `Served` as JSON.
 
     Returns:
         The exit status if the gateway cannot start; otherwise `main` ends the process.
@@ -141,9 +141,9 @@ def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=Served)
     begin_log("nnburst gateway", options.log_level, options.log_format)
     if options.metrics is not None:
-        with contextlib.suppress(OSError):  # does not inherit the service's real-time policy
+        with contextlib.suppress(OSError):  # not the service's real-time policy
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.umask(0o077)  # by default only this user may connect to its sockets
+    os.umask(0o077)  # only this user can connect to Unix sockets
     try:
         asyncio.run(_serve(options))
     except NNBurstError as error:

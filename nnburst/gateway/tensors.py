@@ -1,4 +1,4 @@
-"""The protocol's datatypes, and conversion of bytes to arrays and back."""
+"""The protocol's datatypes, and conversion between bytes and arrays."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
-"""Maximum number of elements in one dimension. It is checked first, as a product of huge numbers could take hours."""
+"""Maximum size of a dimension, checked first: the product of huge numbers could take hours."""
 _MOST_BYTES = 2 << 30
-"""Maximum bytes of an input. A sparse region of shared memory costs the client nothing, but the gateway memory."""
+"""Maximum bytes of an input. The gateway copies even sparse shared memory, which costs the client nothing."""
 _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
-"""Maximum elements and bytes of an input of strings, as each string becomes an object."""
+"""Maximum elements and bytes of an input of strings: each string becomes an object."""
 _BRISK = 1 << 20
-"""Maximum bytes of JSON, strings or single elements that the loop's own thread converts."""
+"""Maximum bytes of JSON, strings or single elements that the event loop's thread converts."""
 PIECE = 1 << 14
-"""Elements that are converted before another thread may take the interpreter lock."""
+"""Number of elements converted while the thread keeps the interpreter lock."""
 _LENGTH = struct.Struct("<I")
 """The format of the length before each string."""
 
@@ -42,13 +42,13 @@ _NUMBERS = {
 }
 _NAMES = {dtype: name for name, dtype in _NUMBERS.items()}
 _DTYPES = _NUMBERS | {"BF16": np.dtype(np.uint16), "BYTES": np.dtype(object)}
-"""The dtype of arrays of each datatype. BF16 elements are their bits, BYTES elements string objects."""
+"""The dtype of each datatype's arrays: for BF16 the bits, for BYTES string objects."""
 _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
-"""The Python types of JSON values that each kind of dtype accepts."""
+"""The Python types of JSON values, by kind of dtype."""
 
 
 async def convert_aside(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Convert `size` bytes, in another thread if they are many."""
+    """Convert `size` bytes, in another thread if there are many."""
     return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
 
@@ -58,7 +58,7 @@ class ModelTensor:
 
     Attributes:
         datatype: The protocol's name of the elements' type.
-        shape: Sizes of the dimensions; -1 for a dimension that the model leaves open.
+        shape: Sizes of the dimensions; -1 for an open dimension.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ModelTensor:
         """Return the tensors of a model by name, in order.
 
         Raises:
-            InvalidArgument: The protocol has no datatype for one of them.
+            InvalidArgument: The protocol has no datatype for a tensor.
         """
         return {node.name: cls._of(node) for node in nodes}
 
@@ -90,10 +90,10 @@ class ModelTensor:
         return cls(node.name, datatype, _DTYPES[datatype], shape)
 
     def check_size(self, datatype: str, shape: tuple[int, ...], given: int) -> None:
-        """Check that a number of bytes fits the shape or, for strings, is within the limit.
+        """Check that a number of bytes fits the shape or, for strings, the limit.
 
         Raises:
-            InvalidArgument: The number, the datatype or the shape does not fit, or the shape is too large.
+            InvalidArgument: The number, datatype or shape does not fit, or the shape is too large.
         """
         size = _count_of(self, datatype, shape) * self.dtype.itemsize
         if self.datatype == "BYTES":
@@ -108,10 +108,9 @@ class ModelTensor:
         """Return an array from a client's bytes, or from elements in row-major order.
 
         Args:
-            datatype: Datatype from the client.
-            shape: Shape from the client.
-            data: Numbers or strings, possibly in nested lists; or a one-dimensional array of the input's kind, where
-                strings are bytes.
+            datatype, shape: Values from the client.
+            data: Numbers or strings, possibly in nested lists; or a one-dimensional array of the input's kind, with
+                strings as bytes.
 
         Raises:
             InvalidArgument: The elements do not fit the input's type, or their number does not fit the shape.
@@ -132,7 +131,7 @@ class ModelTensor:
                 array = np.asarray(flat, self.dtype)
             if isinstance(data, np.ndarray):
                 fits = np.array_equal(array, data, equal_nan=True)
-            else:  # a number was too large for the type, as JSON has no infinity
+            else:  # too large for the type: JSON has no infinity
                 fits = bool(np.isfinite(array).all())
         except OverflowError:
             fits = False
@@ -141,7 +140,7 @@ class ModelTensor:
         return array.reshape(shape)
 
     def _flat(self, data: Sequence[Any]) -> Sequence[Any]:
-        """Return numbers from possibly nested lists, after a check that they are of the input's kind."""
+        """Return the numbers of possibly nested lists, after a check of their kind."""
         flat: Sequence[Any] = np.array(data, object).ravel().tolist() if data and type(data[0]) is list else data
         if self.datatype == "BF16" and flat:
             raise InvalidArgument(f"input {self.name!r} is BF16, which JSON has not: send it as binary data")
@@ -152,7 +151,7 @@ class ModelTensor:
         return flat
 
     def _strings_in(self, data: bytes | memoryview, count: int) -> Array:
-        """Return the `count` strings in a buffer, where a length precedes each."""
+        """Return the `count` strings in a buffer, in which each follows its length."""
         found, at, most = np.empty(count, object), 0, len(data)
         for i in range(count):
             start = at + _LENGTH.size
@@ -195,7 +194,7 @@ def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int
 
 
 def to_wire(array: Array) -> Array:
-    """Return an output in the protocol's form: each string after its length, other arrays unchanged."""
+    """Return an output in the protocol's form: strings after their lengths, other arrays unchanged."""
     if not text_size(array):
         return array
     flat = array.reshape(-1)
@@ -208,7 +207,7 @@ def to_wire(array: Array) -> Array:
 
 
 def text_size(array: Array) -> int:
-    """Return the assumed size of an output of strings, whose size is unknown; 0 for other types."""
+    """Return an estimate of the bytes of an output of strings; 0 for other types."""
     return _BRISK + 1 if array.dtype.kind in ("O", "T") else 0
 
 

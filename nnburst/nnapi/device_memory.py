@@ -1,4 +1,4 @@
-"""NNAPI's memory domains: device memory that is described by its uses."""
+"""NNAPI's memory domains: device memory, described by the arguments that it is used for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _UINT32 = 2**32 - 1
 _CHUNK = 4 << 20
-"""Bytes that are copied at a time if neither memory is mapped."""
+"""Bytes in one step of a copy between unmapped memories."""
 
 
 class _Role(Struct, frozen=True):
@@ -43,10 +43,9 @@ class _Role(Struct, frozen=True):
 
 
 class MemoryDesc:
-    """A description of a memory by its uses, from which the device chooses its place.
+    """A description of a memory by its roles: the inputs and outputs that it is used for.
 
-    Add roles and perhaps dimensions, call `finish`, then `create_memory` any number of times. Only one thread at a
-    time may change a description.
+    Add roles and perhaps dimensions, call `finish`, then `create_memory` any number of times. Not thread-safe.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -71,12 +70,12 @@ class MemoryDesc:
         Args:
             compilation: A finished compilation.
             index: Position among the model's inputs.
-            frequency: Likelihood of this use, in (0, 1], as a hint.
+            frequency: Likelihood of this use, in (0, 1]: a hint.
 
         Raises:
             BadState: The description is finished.
             InvalidArgument: The compilation is not finished or has failed; index or frequency is wrong; the role
-                exists already; type, quantisation or dimensions contradict the other roles. The description stays
+                exists already; or its type, quantisation or dimensions contradict another role. The description stays
                 unchanged.
         """
         self._add("input", compilation, index, frequency)
@@ -97,7 +96,7 @@ class MemoryDesc:
         if any(other.is_use(compilation, kind, role.index) for other in self._roles):
             raise InvalidArgument(f"{place} of this compilation is among the roles already")
         operand = _operand_of(role)
-        if not is_real(frequency) or not 0 < frequency <= 1:  # NaN is refused, too.
+        if not is_real(frequency) or not 0 < frequency <= 1:  # refuses NaN, too
             raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
         dimensions = with_role(place, operand, self._operand, self._dimensions)
         self._roles.append(role)
@@ -105,10 +104,10 @@ class MemoryDesc:
         self._dimensions = dimensions
 
     def set_dimensions(self, dimensions: Sequence[int]) -> None:
-        """Set dimensions that the roles leave open. Further calls may add more.
+        """Set dimensions that the roles leave open. Further calls can set more.
 
         Args:
-            dimensions: All dimensions, 0 for those that stay open.
+            dimensions: All dimensions, 0 for an open dimension.
 
         Raises:
             BadState: The description is finished.
@@ -129,7 +128,7 @@ class MemoryDesc:
         """Finish the description, so that `create_memory` can use it.
 
         Raises:
-            InvalidArgument: The description has no role; add one.
+            InvalidArgument: The description has no role.
             BadState: The description is finished already.
         """
         self._check_open()
@@ -138,16 +137,17 @@ class MemoryDesc:
         self._finished = True
 
     def create_memory(self) -> DeviceMemory:
-        """Return a new memory for these roles.
+        """Return a new memory for the roles.
 
-        If all compilations are for one device, that device allocates the memory. If the device refuses, or there are
-        several, shared memory is used, provided that no compilation names its devices and all dimensions are known.
+        If all compilations are for one device, the device allocates the memory. If it refuses, or the compilations are
+        for several devices, shared memory replaces the device's. Shared memory needs known dimensions, and
+        compilations that do not name their devices.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
             DeadObject: The service has ended.
-            NNBurstError: No device allocated the memory and shared memory cannot replace it; the status is the
-                device's.
+            NNBurstError: The device did not allocate the memory, and shared memory cannot replace it. The status is
+                the device's.
         """
         if not self._finished:
             raise BadState("the description is not finished; call finish()")
@@ -155,7 +155,7 @@ class MemoryDesc:
         refusal: NNBurstError
         try:
             buffer, memory = self._allocate(), None
-        except (BadState, DeadObject, MissedDeadline):  # These errors are no refusal of the device.
+        except (BadState, DeadObject, MissedDeadline):  # The device did not refuse.
             raise
         except NNBurstError as error:
             refusal = error
@@ -175,7 +175,7 @@ class MemoryDesc:
         }
         prepared = [compilation.prepared_model for compilation in compilations]
         buffer = device.allocate(BufferDesc(self._dimensions), prepared, roles["input"], roles["output"])
-        if buffer is None or buffer.id <= 0:  # A device of another package may return such a buffer.
+        if buffer is None or buffer.id <= 0:  # A device of another package can return it.
             raise GeneralFailure(f"{device.name} gave no usable buffer")
         return buffer
 
@@ -191,16 +191,16 @@ class MemoryDesc:
 
 
 class DeviceMemory(OneProcess, Closing):
-    """A buffer of a device, or shared memory in its place, from `MemoryDesc.create_memory`. Context manager.
+    """A device's buffer, or shared memory instead, from `MemoryDesc.create_memory`. Context manager.
 
-    It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`
-    or an execution has filled it.
+    An execution uses the whole memory, in one of its roles. The contents are undefined until `copy_memory` or an
+    execution has written them.
 
     Attributes:
-        buffer: The buffer in the device; None if shared memory takes its place.
-        memory: The shared memory in its place, or None.
+        buffer: The device's buffer; None if shared memory replaces it.
+        memory: The shared memory, or None.
         initialised: True if the contents are defined.
-        dimensions: Dimensions of the contents; 0 or () where unknown.
+        dimensions: Dimensions of the contents; 0 or () if unknown.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -237,19 +237,19 @@ class DeviceMemory(OneProcess, Closing):
 
     @property
     def size(self) -> int:
-        """Bytes of the contents, 0 if unknown."""
+        """Bytes of the contents; 0 if unknown."""
         return _nbytes(self.operand, self.dimensions)
 
     @property
     def _place(self) -> Buffer | Memory:
-        """The buffer, or the shared memory in its place."""
+        """The buffer, or the shared memory."""
         found = self.buffer or self.memory
         assert found is not None
         return found
 
     @property
     def pool(self) -> Memory | BufferId:
-        """The pool that represents the memory in a request.
+        """The memory's pool in a request.
 
         Raises:
             BadState: The memory is closed.
@@ -266,7 +266,7 @@ class DeviceMemory(OneProcess, Closing):
         """Check a use of the memory when an execution's argument is set.
 
         Raises:
-            InvalidArgument: The use is not one of the roles, covers a part of the memory, or has other dimensions.
+            InvalidArgument: The use is no role of the memory, covers only a part, or has other dimensions.
             BadState: The memory is closed.
         """
         self._check_open()
@@ -295,10 +295,10 @@ class DeviceMemory(OneProcess, Closing):
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
     def _record_write(self, dimensions: tuple[int, ...] | None) -> None:
-        """Record the end of an execution or copy that wrote the memory: the new dimensions, or None after a failure.
+        """Record the dimensions that an execution or copy wrote; None if it failed, so that the memory has no contents.
 
         Raises:
-            GeneralFailure: The dimensions contradict the description. The memory has no contents then.
+            GeneralFailure: The dimensions contradict the description; the memory has no contents.
         """
         self.initialised = False
         if dimensions is None:
@@ -310,7 +310,7 @@ class DeviceMemory(OneProcess, Closing):
         self.initialised = True
 
     def _check_source(self, other: DeviceMemory) -> None:
-        """Check that another memory's contents may be copied here.
+        """Check that another memory's contents fit this memory.
 
         Raises:
             InvalidArgument: The memories differ in type, quantisation or dimensions.
@@ -320,11 +320,11 @@ class DeviceMemory(OneProcess, Closing):
         combine_dimensions(self._initial, other.dimensions)
 
     def _nbytes_of(self, dimensions: tuple[int, ...]) -> int:
-        """Return the size of contents with these dimensions (`()`: the description's) in bytes; 0 if unknown."""
+        """Return the size in bytes of contents with these dimensions (`()`: the description's); 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
     def _note_burst(self, burst: ExecutionBurstController) -> None:
-        """Record that a burst remembers the memory, until one of the two is closed."""
+        """Record a burst that has mapped the memory; `close` frees the memory there."""
         self._bursts.add(burst)
 
     # ---- life ------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class DeviceMemory(OneProcess, Closing):
             raise BadState("the memory is closed")
 
     def close(self) -> None:
-        """Free the memory; bursts that used it forget it. Idempotent."""
+        """Free the memory, also in bursts that used it. Idempotent."""
         if not self._closed:
             known = [partial(burst.free_memory, self.pool) for burst in list(self._bursts)]
             self._leaving = Leaving(*known, self._place.close)
@@ -371,18 +371,17 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
 
 
 def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
-    """Copy the whole contents of one memory to another. A copy of a memory to itself does nothing.
+    """Copy the whole contents of one memory to another. If both are one memory, do nothing.
 
-    After a failure, a target made by a `MemoryDesc` has no contents. The bytes are copied within the device if both
-    buffers belong to it.
+    After a failure, a target made by a `MemoryDesc` has no contents. A device copies between its own buffers.
 
     Args:
         source, target: Memories of the same size, dimensions, type and quantisation.
 
     Raises:
-        InvalidArgument: An argument is not a memory; the source has no contents; sizes, dimensions, types or
-            quantisations do not fit; the target is read-only.
-        GeneralFailure: The contents cannot be reached.
+        InvalidArgument: An argument is not a memory; the source has no contents; the target is read-only; or size,
+            dimensions, type or quantisation differ.
+        GeneralFailure: The contents cannot be accessed.
         ResourceExhausted: A buffer is in use.
         BadState: A memory is closed.
         DeadObject: The service that holds a buffer has ended.
@@ -454,7 +453,7 @@ def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dime
 
 def _copy(source: Memory, target: Memory) -> None:
     size, chunk = source._contents_size, _CHUNK
-    if source.image is not None or target.image is not None:  # An image's gaps make copying in pieces impossible.
+    if source.image is not None or target.image is not None:  # An image has gaps: no copy in steps.
         chunk = size
     buffer = np.empty(min(size, chunk), np.uint8)
     for start in range(0, size, max(chunk, 1)):

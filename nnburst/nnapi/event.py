@@ -11,15 +11,15 @@ from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 
 
 class Event:
-    """The end of a started execution, as `Execution.start_compute` and similar methods return it.
+    """The end of a started execution, returned by `Execution.start_compute` and similar methods.
 
     An event has a file descriptor that becomes readable at the end, for ``select``, ``loop.add_reader``, or another
-    process. Other executions can wait for it without this process (`Execution.start_compute_with_dependencies`). Only
-    `wait` copies outputs to the caller's arrays and raises the execution's error.
+    process. In the service, other executions can wait for the event (`Execution.start_compute_with_dependencies`).
+    Only `wait` copies outputs to the caller's arrays and raises the execution's error.
 
     Args:
-        fence: Fence that is signalled at the end, in error if the execution failed. The event owns it.
-        settle: Function that the first `wait` after the end calls; it raises the execution's error.
+        fence: Fence that is signalled at the end, with an error if the execution failed. The event owns the fence.
+        settle: Function that the first `wait` after the end calls. It raises the execution's error.
     """
 
     def __init__(self, fence: Fence, settle: Callable[[], None]) -> None:
@@ -31,7 +31,10 @@ class Event:
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
-        """Call a function in a new thread and return an event of its end. Raises `ResourceExhausted`."""
+        """Call a function in a new thread, and return the event of its end.
+
+        Raises:
+            ResourceExhausted: No thread can be started."""
         signal = FenceSignal()
         failures: list[BaseException] = []
 
@@ -39,7 +42,7 @@ class Event:
             try:
                 work()
                 signal.set()
-            except BaseException as error:  # `wait` raises it again.
+            except BaseException as error:  # `wait` raises it.
                 failures.append(error)
                 signal.fail()
 
@@ -56,7 +59,7 @@ class Event:
         """Return an event for another library's descriptor that becomes readable at the end.
 
         Args:
-            fd: A socket, pipe, eventfd, timerfd, pidfd or ``sync_file``; the caller keeps and closes it.
+            fd: A socket, pipe, eventfd, timerfd, pidfd or ``sync_file``. The caller closes it.
 
         Raises:
             InvalidArgument: The descriptor has another kind, or is not open.
@@ -67,7 +70,7 @@ class Event:
         return cls(fence, lambda: fence.wait(0))
 
     def fileno(self) -> int:
-        """Return the event's descriptor, which becomes readable at the end. Poll it, do not read from it."""
+        """Return the event's descriptor, which becomes readable at the end. Poll the descriptor; never read from it."""
         return self.fence.fileno()
 
     def get_sync_fence_fd(self) -> int:
@@ -76,23 +79,23 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Return True if `wait` would return or raise at once."""
+        """Return True if `wait` needs no waiting."""
         return self._settled or self.fence.state is not FenceState.ACTIVE
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end of the execution, and copy its outputs.
 
         Args:
-            timeout: Seconds; None for no limit, 0 to ask without waiting. The execution continues after a timeout.
+            timeout: Seconds; None for no limit, 0 for no waiting.
 
         Raises:
-            MissedDeadline: The execution has not ended in time.
-            NNBurstError: The execution failed; the status says how.
+            MissedDeadline: The timeout has passed; the execution continues.
+            NNBurstError: The execution failed; see the status.
         """
         if not self._settled:
             try:
                 self.fence.wait(timeout)
-            except GeneralFailure:  # The outcome is more precise.
+            except GeneralFailure:  # `settle` raises a more precise error.
                 pass
             except MissedDeadline:
                 raise MissedDeadline("the execution has not ended in time; wait longer, it goes on") from None

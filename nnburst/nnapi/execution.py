@@ -1,4 +1,4 @@
-"""NNAPI's execution: arguments set one by one, and the ways to run."""
+"""NNAPI's execution, with arguments set one by one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Duration(enum.IntEnum):
-    """Durations for `Execution.get_duration`. Fenced durations begin when the last fence is signalled."""
+    """Durations for `Execution.get_duration`. A fenced duration begins when the last fence is signalled."""
 
     ON_HARDWARE = 0
     IN_DRIVER = 1
@@ -59,7 +59,7 @@ class _Given(Argument, frozen=True):
 
     @property
     def placed(self) -> Argument:
-        """The argument with the current pool of its memory. Raises `BadState` if the memory is closed."""
+        """The argument, with its memory's current pool. Raises `BadState` if the memory is closed."""
         if self.device_memory is None:
             return self
         pool = self.device_memory.pool
@@ -69,12 +69,12 @@ class _Given(Argument, frozen=True):
 class Execution(OneProcess, Closing):
     """An execution of a compiled model, with one ``set_`` call for each argument. Context manager.
 
-    `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it once, or repeatedly if it
-    is reusable. Each run copies the arrays to its own memory and back.
+    `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it. Each run copies the
+    arrays to memory that the service can access, and the outputs back.
 
     Args:
         compilation: A finished compilation.
-        reusable: True to allow further runs after the first has ended.
+        reusable: True to allow several runs, one after another.
 
     Raises:
         BadState: The compilation is not finished or has failed.
@@ -114,24 +114,24 @@ class Execution(OneProcess, Closing):
     # ---- arguments, one by one -------------------------------------------------------------------------------
 
     def set_input(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Set an input to an array, which each run copies; None omits the input.
+        """Set an input to an array, which each run copies.
 
         Args:
             index: Position among the model's inputs.
-            array: Array of the operand's dtype; it need not be C-contiguous.
-            dimensions: Dimensions of the input if the model leaves some open; default: the array's shape.
+            array: Array of the operand's dtype, C-contiguous or not; None omits the input.
+            dimensions: Dimensions of the input if the model leaves some open; by default, the array's shape.
 
         Raises:
             InvalidArgument: The index, dtype, size or dimensions are wrong.
-            BadState: The input has a value already, or the execution was started.
+            BadState: The input is set already, or the execution was started.
         """
         self._set_array("input", index, array, dimensions)
 
     def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Set the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
+        """Set the array for an output: C-contiguous and writable. Other arguments as for `set_input`.
 
-        Where the model leaves dimensions open, any array that is large enough will do; after the run,
-        `get_output_dimensions` returns the shape.
+        For an output with open dimensions, give a large enough array. After the run, `get_output_dimensions` returns
+        the dimensions.
         """
         self._set_array("output", index, array, dimensions)
 
@@ -151,7 +151,7 @@ class Execution(OneProcess, Closing):
         Args:
             index: Position among the model's inputs.
             memory: The pool or device memory.
-            offset, length: Region in bytes; both 0 for an image or a `DeviceMemory`, which are used whole.
+            offset, length: Region in bytes; both 0 for a whole image or `DeviceMemory`.
             dimensions: See `set_input`.
         """
         self._set_memory("input", index, memory, (offset, length), dimensions)
@@ -169,7 +169,7 @@ class Execution(OneProcess, Closing):
         self._set_memory("output", index, memory, (offset, length), dimensions)
 
     def set_measure_timing(self, measure: bool) -> None:
-        """Turn the measurement of durations for `get_duration` on or off.
+        """Set whether runs measure durations for `get_duration`.
 
         Args:
             measure: True to measure.
@@ -186,7 +186,7 @@ class Execution(OneProcess, Closing):
         """Limit the time of a run. Raises the same errors as `set_measure_timing`.
 
         Args:
-            seconds: Longest duration of a run in seconds; None for no limit.
+            seconds: Longest duration of a run; None for no limit.
         """
         with self._changing():
             self._check_one_device("a timeout")
@@ -195,10 +195,10 @@ class Execution(OneProcess, Closing):
     def set_loop_timeout(self, seconds: float | None) -> None:
         """Limit the time of each WHILE loop in a run.
 
-        A longer loop ends the run with `MissedDeadline`. Bursts have a limit of their own: ``Burst(loop_timeout=)``.
+        A longer loop ends the run with `MissedDeadline`. For runs in bursts, use ``Burst(loop_timeout=)``.
 
         Args:
-            seconds: Longest duration of a loop in seconds; None for the default of 2 s. More than 15 s count as 15 s.
+            seconds: Longest duration of a loop, at most 15 s; None for 2 s.
 
         Raises:
             InvalidArgument: `seconds` is not above 0.
@@ -283,20 +283,20 @@ class Execution(OneProcess, Closing):
         """Run the model without a burst and wait for the end.
 
         Args:
-            timeout: Seconds that this run may take; None for no limit. Default: the limit of `set_timeout`.
+            timeout: Seconds until the run must end; None for no limit. By default, the limit of `set_timeout`.
 
         Raises:
-            InvalidArgument: An argument is not set, or the device refuses the request; or a timeout is given but the
+            InvalidArgument: An argument is not set; the device refuses the request; or a timeout is given but the
                 compilation is not for exactly one device.
             BadState: The execution is running, or has run and is not reusable.
-            NNBurstError: The execution failed; the status says how.
+            NNBurstError: The execution failed; see the status.
         """
         self._compute(self._begin(timeout))
 
     def start_compute(self, timeout: Timeout = ...) -> Event:
         """Start a run without a burst, and return at once.
 
-        Raises the same errors as `compute`; `Event.wait` raises the run's errors.
+        Raises the same errors as `compute` before the run; `Event.wait` raises errors of the run.
 
         Args:
             timeout: See `compute`.
@@ -316,24 +316,24 @@ class Execution(OneProcess, Closing):
     ) -> Event:
         """Start a run that begins when all events in `wait_for` have ended, and return at once.
 
-        The service waits, not this process: an execution may wait for the event of another one, on any model or
-        service, before either has run. Pass data between them in a `Memory` or `DeviceMemory`; arrays are copied now
-        (inputs) and by `Event.wait` (outputs).
+        The service waits for the events, which can come from executions of any model or service. Pass data between
+        executions in a `Memory` or `DeviceMemory`: this call copies input arrays, and only `Event.wait` copies outputs
+        to arrays.
 
         Args:
-            wait_for: Events to wait for. If one fails, so does this execution.
-            duration: Seconds that the run may take after the last event; None for no limit.
-            timeout: See `compute`; it counts from now, including the wait.
+            wait_for: Events to wait for. If one fails, this execution fails.
+            duration: Longest duration of the run in seconds, after the last event; None for no limit.
+            timeout: See `compute`. It includes the wait for the events.
 
         Returns:
-            The event of the run's end. Call its `Event.wait` before you use this execution again or ask for results.
+            The event of the run's end. Call `Event.wait` before you reuse the execution or read results.
 
         Raises:
             InvalidArgument: An argument is not set; an output has open dimensions; an item of `wait_for` is not an
                 event, or has failed; `duration` is given but the compilation is not for exactly one device; or the
                 device refuses the request.
             BadState: See `compute`.
-            ResourceExhausted: The service has no thread for the run, or the client's quota is used up.
+            ResourceExhausted: The service has no thread for the run, or the client's quota is exhausted.
             MissedDeadline: The timeout is 0.
         """
         if not isinstance(wait_for, Iterable):
@@ -352,7 +352,7 @@ class Execution(OneProcess, Closing):
         with contextlib.ExitStack() as running:
             request, _ = running.enter_context(self._running())
             run = self._prepared.execute_fenced(request, fences, self._options(limit), duration_ns)
-            self._note_outputs(())  # Executions that depend on the outputs may be started now.
+            self._note_outputs(())  # Executions that need the outputs can start now.
             ending = running.pop_all()
         return Event(run.fence, lambda: self._settle(run, ending, limit))
 
@@ -365,8 +365,8 @@ class Execution(OneProcess, Closing):
 
         Raises:
             InvalidArgument: `burst` is not a burst of this compilation; an argument is not set.
-            BadState: The burst is in use, or see `compute`.
-            NNBurstError: The execution failed; the status says how.
+            BadState: The burst is in use; or see `compute`.
+            NNBurstError: The execution failed; see the status.
         """
         if not isinstance(burst, Burst):
             raise InvalidArgument("burst_compute needs a Burst")
@@ -386,7 +386,7 @@ class Execution(OneProcess, Closing):
                     controller.forget(own)
 
     def _begin(self, timeout: Timeout) -> float | None:
-        """Claim the execution for one run; return the run's timeout in seconds."""
+        """Mark the execution as running. Return the run's timeout in seconds."""
         limit = self._timeout
         if timeout is not ...:
             limit = check_timeout(timeout)
@@ -411,7 +411,7 @@ class Execution(OneProcess, Closing):
         """Lay out the arguments and copy the inputs; copy the outputs after the ``with`` block.
 
         Yields:
-            The request, and the memory that was made for it.
+            The request, and the memory made for the arrays.
         """
         layout, has_run = None, True
         inputs, outputs = self._in_order("input"), self._in_order("output")
@@ -436,7 +436,7 @@ class Execution(OneProcess, Closing):
             has_run = self._has_run
             raise
         except BaseException as error:
-            if layout is not None and not isinstance(error, InvalidArgument):  # A refused request has not run.
+            if layout is not None and not isinstance(error, InvalidArgument):  # A refused request did not run.
                 self._note_outputs(None)
             raise
         finally:
@@ -458,12 +458,12 @@ class Execution(OneProcess, Closing):
                 self._take(Failure(info.status, info.reason), limit)
 
     def _options(self, limit: float | None) -> RunOptions:
-        """Return the options of a run without a burst. `limit` is the run's timeout in seconds, which begins now."""
+        """Return the options of a run without a burst. The run's timeout, `limit` in seconds, begins now."""
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
 
     def _take(self, result: ExecutionResult, limit: float | None, fenced: Timing | None = None) -> None:
-        """Store the result of a run; raise its error, if any."""
+        """Store the result of a run, and raise its error."""
         result = consistent_result(*result, reason_of(result))
         if result[1]:
             check_shapes(self.compilation.outputs, self._in_order("output"), result[1])
@@ -478,13 +478,13 @@ class Execution(OneProcess, Closing):
         return {i: memory for i, memory in found if memory is not None}
 
     def _note_outputs(self, shapes: Sequence[OutputShape] | None) -> None:
-        """Update the dimensions of device memories among the outputs. After a failure (None) they have no contents."""
+        """Update the dimensions of output memories. None, after a failure, marks them as without contents."""
         for index, memory in self._device_memories("output").items():
             known = shapes and shapes[index].dimensions
             memory._record_write(None if shapes is None else known or self._known_dimensions("output", index))
 
     def _known_dimensions(self, kind: str, index: int) -> tuple[int, ...]:
-        """Return the dimensions of an argument as far as the model and the caller give them."""
+        """Return an argument's dimensions as known from model and caller."""
         return combine_dimensions(self._operand(kind, index).dimensions, self._given[kind][index].dimensions)
 
     # ---- results ---------------------------------------------------------------------------------------------
@@ -504,9 +504,9 @@ class Execution(OneProcess, Closing):
             index: Position among the model's outputs.
 
         Raises:
-            BadState: No run has ended, or it failed for another reason than a too small output.
+            BadState: No run has ended, or the last run failed with another error than `OutputInsufficientSize`.
             InvalidArgument: The index is wrong, or the output is a scalar.
-            OutputInsufficientSize: The output's region was too small; ``output_shapes`` has the needed dimensions.
+            OutputInsufficientSize: The output's region was too small; see ``output_shapes`` for the dimensions.
         """
         status, shapes, _ = self._completed()
         operand = self._operand("output", index)
@@ -530,7 +530,7 @@ class Execution(OneProcess, Closing):
         return len(self.get_output_dimensions(index))
 
     def get_duration(self, code: Duration) -> int | None:
-        """Return a duration of the last run in nanoseconds; None if the device does not know it.
+        """Return a duration of the last run in nanoseconds; None if the device did not measure it.
 
         Args:
             code: The duration: on the device or in the driver, with or without the wait for fences.

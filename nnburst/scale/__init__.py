@@ -1,1 +1,1 @@
-"""Sessions on many machines, with engines such as Ray that place and scale processes."""
+"""Sessions on many machines, with engines such as Ray."""

@@ -1,8 +1,8 @@
 """Sessions in Ray: an actor, and a deployment for Ray Serve. Needs the extra ``ray``.
 
-Ray places, scales and restarts replicas, and routes requests to them. Each replica has a `Session`, whose model runs
-in a service process beside it, or in a service that the programs of its node share. A crash of the model ends only
-that service; the replica's next request starts it again.
+Ray starts replicas and routes requests to them. Each replica has a `Session`. The model runs in the session's own
+service process, or in a service that the programs of the node share. A crash of the model ends only the service, and
+the replica's next request restarts it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ except ImportError as error:
 
 Inputs = Mapping[str, Array]
 _OPENING = 60.0
-"""Seconds to wait until a dead shared service runs again."""
+"""Seconds to wait for the restart of a dead shared service."""
 _WINDOW = 300e-6
 """Polling window in seconds, long enough for a sleeping service to wake and run a small model.
 
-A sleeping replica competes with Ray's threads for a CPU and the interpreter lock: a tenth of a request's time."""
+A sleeping replica would lose a tenth of a request's time to Ray's threads, which compete for CPU and interpreter."""
 
 
 class Replica:
     """The session of an actor or of a deployment's replica.
 
     Args:
-        model: The path of a model file on each node, its bytes, or, with `service`, the name of a model of that
-            service.
+        model: Path of a model file on each node, or its bytes; with `service`, a name of the service's model.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`. With None,
             each session starts its own service.
-        retry: True to repeat a request once if its service died, for models without side effects. Otherwise the
-            request raises `DeadObject`.
-        trust_uid: Users whose `service` is trusted, as for `nnburst.connect`.
+        retry: True to repeat a request once if its service died, for models without side effects. False to raise
+            `DeadObject`.
+        trust_uid: See `nnburst.connect`.
         options: Options of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
     """
 
@@ -74,17 +73,16 @@ class Replica:
         return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
-        """Run the model for each input, in order, with up to `batch` rows in one run.
+        """Run the model for each input, in order, with up to `batch` rows in a run.
 
         Raises the same errors as `Session.run_many`.
         """
         return list(self.session.run_many(inputs, batch=batch))
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
-        """Run the inputs of several callers as one batch. Return the outputs or the error of each.
+        """Run the inputs of several callers as one batch. Return the outputs or the error of each caller.
 
-        If the batch fails, each input runs alone, unless the time limit has passed, or the service died without
-        `retry`.
+        If the batch fails, each input runs alone. After a missed deadline, or a dead service without `retry`, all fail.
         """
         try:
             return [*self.run_many(inputs, batch)]
@@ -97,17 +95,17 @@ class Replica:
         return self._retry if isinstance(error, DeadObject) else not isinstance(error, MissedDeadline)
 
     def check_health(self) -> None:
-        """Restart dead services now, before the next request.
+        """Restart a dead service before the next request.
 
         Raises:
-            NNBurstError: A service cannot be started; Ray then replaces the replica.
+            NNBurstError: A service cannot be started, so Ray must replace the replica.
         """
         self.session.reopen()
         if self._shared is not None:
             Deadline.after(_OPENING).call(self._shared._revive)
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the replica: ``restarts`` counts how often its model's service was restarted."""
+        """Return the state of the replica: ``restarts`` is the number of restarts of its service."""
         return {"restarts": len(self.session.restarts)}
 
     def close(self) -> None:
@@ -120,7 +118,7 @@ class Replica:
 def actor(
     model: str | os.PathLike[str] | bytes, *, actor_options: Mapping[str, Any] | None = None, **session: Any
 ) -> Any:
-    """Start an actor with a session. It has the methods of `Replica`.
+    """Start an actor with a session and the methods of `Replica`.
 
     Args:
         model: See `Replica`.
@@ -140,14 +138,13 @@ def deployment(
 ) -> Any:
     """Return an application for `ray.serve.run` with one session per replica.
 
-    ``handle.remote(inputs)`` returns a list of arrays; ``handle.status.remote()`` returns `Replica.status` of a
-    replica.
+    ``handle.remote(inputs)`` returns a list of arrays; ``handle.status.remote()``, one replica's `Replica.status`.
 
     Args:
         model: See `Replica`.
-        serve_options: Arguments of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests`` and so on.
-        batch: Maximum number of requests that a replica runs as one batch. All inputs of the model need a symbolic
-            first dimension. With 1, each request runs alone.
+        serve_options: Arguments of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests``, and so on.
+        batch: Maximum number of requests in one batch. More than 1 needs a model whose inputs all have a symbolic
+            first dimension.
         batch_wait: Seconds that the first request of a batch waits for others.
         session: The other arguments of `Replica`.
     """
@@ -172,7 +169,7 @@ def deployment(
         async def status(self) -> dict[str, Any]:
             return self._replica.status()
 
-        async def check_health(self) -> None:  # runs in a thread, because it may start a service
+        async def check_health(self) -> None:  # in a thread: it may start a service
             await asyncio.get_running_loop().run_in_executor(None, self._replica.check_health)
 
         def __del__(self) -> None:

@@ -1,7 +1,4 @@
-"""Tools for tests of programs that use nnburst: injected faults, a fake clock, a check for leaks.
-
-``nnburst.testing.pytest_plugin`` offers them as fixtures; pytest loads it automatically.
-"""
+"""Tools for tests of programs that use nnburst: injected faults, a fake clock, a check for leaks, pytest fixtures."""
 
 from __future__ import annotations
 

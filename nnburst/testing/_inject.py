@@ -32,7 +32,7 @@ _LONGEST_POLL = 1e6
 class Fault:
     """A fault injected into a service. As a context manager, it withdraws the fault at the end of the block.
 
-    The fault stays in force if this object is dropped.
+    Deleting this object does not withdraw the fault.
 
     Attributes:
         service: The service with the fault.
@@ -52,7 +52,7 @@ class Fault:
         self.service = service
         self._stops = stops
         self._times = 0
-        self._lock = threading.Lock()  # a thread that reads a report counts it before another thread reads
+        self._lock = threading.Lock()  # one thread at a time reads and counts reports
         faults = service.faults
         if faults is None or faults.fileno() < 0:
             raise BadState("the service has no fault points, or has ended; start it with launch(faults=True)")
@@ -66,20 +66,20 @@ class Fault:
 
     @property
     def times(self) -> int:
-        """The number of times that the fault has happened, valid even after it has killed the service."""
+        """The number of times that the fault has happened, even after it has killed the service."""
         while self._take():
             pass
         return self._times
 
     def wait(self, timeout: float = _PATIENCE) -> None:
-        """Wait until the fault has happened since the last `wait`. A process that the fault stops has then stopped.
+        """Wait until the fault has happened since the last `wait`, or ``freeze="process"`` has stopped the process.
 
         Args:
             timeout: Seconds to wait.
 
         Raises:
             BadState: The fault was withdrawn.
-            TimeoutError: The fault has not happened within `timeout` seconds, or cannot happen any more.
+            TimeoutError: The fault has not happened within `timeout` seconds, or can no longer happen.
         """
         if self._ours.fileno() < 0:
             raise BadState("the fault is withdrawn and will not happen")
@@ -102,7 +102,7 @@ class Fault:
         """Withdraw the fault. Frozen calls continue, unless they keep the interpreter lock. Idempotent."""
         while self._take():
             pass
-        with self._lock, contextlib.suppress(OSError):  # the service has ended, or the fault was already withdrawn
+        with self._lock, contextlib.suppress(OSError):  # the service has ended, or `withdraw` was called
             self._ours.send(b"w", socket.MSG_NOSIGNAL)
         self._ours.close()
         if self._stops and self.service.faults is not None and self.service.faults.fileno() >= 0:
@@ -110,14 +110,13 @@ class Fault:
                 os.kill(self.service.pid, signal.SIGCONT)
 
     def _take(self) -> bytes | None:
-        """Read and count a report: ``b"!"`` if the fault happens, ``b""`` if it never will again, None without a
-        report."""
+        """Read and count a report: ``b"!"`` for a fault, ``b""`` if no more can happen, None for no report."""
         with self._lock:
             try:
                 news = self._ours.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
-            except OSError:  # the service ended before it read the order, or the fault was withdrawn
+            except OSError:  # the service ended before it read the order, or `withdraw` was called
                 return b""
             self._times += news == b"!"
             return news
@@ -145,22 +144,22 @@ def inject(
     delay: float | None = None,
     freeze: bool | Freeze = False,
 ) -> Fault:
-    """Inject a fault into a service and return it. It affects every later call to the service.
+    """Inject a fault into a service and return it. The fault affects every later call to the service.
 
-    Each call injects one fault. Several may be in force, and happen in the order of the calls.
+    Several faults can be active; they happen in the order of the calls of `inject`.
 
     Args:
         service: A service launched with ``faults=True``.
         at: The point in the service: ``"run"`` (every execution, with or without a burst), ``"prepare"``,
             ``"restore"`` (from cache files), ``"supported"``, or ``"burst"`` (opening a burst).
-        after: Number of times that the point is passed before the fault is in force.
-        crash_on: Number of the passage at which a signal kills the process; 1 for the next.
+        after: Number of calls that pass the point before the fault is active.
+        crash_on: Number of the call at which a signal kills the process; 1 for the next call.
         crash_with: The signal of `crash_on`.
-        exit_on: Number of the passage at which the process exits.
+        exit_on: Number of the call at which the process exits.
         exit_status: The exit status of `exit_on`.
-        delay: Seconds by which each passage is delayed.
-        freeze: The part that stops at the next passage: ``"process"`` (or True) for the whole process, ``"call"`` for
-            this call only, ``"interpreter"`` to keep the interpreter lock for ever.
+        delay: Seconds by which each call is delayed.
+        freeze: The part that the next call stops: ``"process"`` (or True) for the whole process, ``"call"`` for the
+            call only, ``"interpreter"`` to keep the interpreter lock forever.
 
     Raises:
         BadState: The service has no fault points, or has ended.

@@ -15,8 +15,8 @@ _LONGEST = 1e9
 class FakeClock:
     """Clock for the time limits of runs, which a test can advance instead of waiting.
 
-    It applies to ``timeout=`` of runs through bursts in this process; waiting runs notice a change within a tenth of
-    a second. Everything else uses the real clock: the start of a service, waits for a permit, tasks that await a run.
+    It applies to ``timeout=`` of runs through bursts in this process. Waiting runs notice a change within a tenth of
+    a second. The real clock applies to all else, such as the start of a service, or tasks that await a run.
 
     Example:
         >>> from nnburst.testing import FakeClock
@@ -31,11 +31,11 @@ class FakeClock:
         self._ahead = 0.0
 
     def monotonic(self) -> float:
-        """Return this clock's time in seconds: `time.monotonic` plus the time that `advance` added."""
+        """Return the time in seconds: `time.monotonic` plus the time added by `advance`."""
         return time.monotonic() + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock. A run whose ``timeout`` is over then raises `MissedDeadline`.
+        """Advance the clock. Runs whose ``timeout`` has passed raise `MissedDeadline`.
 
         Args:
             seconds: Seconds to add.

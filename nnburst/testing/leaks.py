@@ -20,7 +20,7 @@ class Snapshot:
     """A snapshot of everything in this process that can leak.
 
     Args:
-        directories: Directories whose entries count as well.
+        directories: Directories whose entries are included.
 
     Example:
         >>> from nnburst.testing.leaks import Snapshot
@@ -38,15 +38,15 @@ class Snapshot:
         self.files = _files(directories)
 
     def extra(self, before: Snapshot) -> list[str]:
-        """Return the names of things that did not exist at an earlier snapshot.
+        """Return the names of things that an earlier snapshot lacks.
 
         Args:
             before: An earlier snapshot.
         """
         out: list[str] = []
-        if len(self.fds) > len(before.fds):  # the same number of descriptors with other targets is no leak
+        if len(self.fds) > len(before.fds):  # descriptors that were only replaced are no leak
             out += [f"fd {fd} -> {what}" for fd, what in self.fds.items() if before.fds.get(fd) != what]
-        # An older connection may start its worker threads at any time.
+        # An older connection can start its worker threads at any time.
         connected = any(thread.name.startswith("nnburst-client") for thread in before.threads)
         for name in sorted(thread.name for thread in self.threads - before.threads):
             if not (connected and name.startswith("nnburst-client-worker")):
@@ -63,16 +63,15 @@ def assert_nothing_left(
 ) -> Iterator[None]:
     """Return a context manager that fails if its block leaks anything.
 
-    It checks descriptors, threads, child processes (including ended ones that were not waited for), mappings of
-    nnburst's shared memory, and names in ``/dev/shm`` that this process made with nnburst. It waits up to `timeout`
-    for things that end by themselves.
+    It checks descriptors, threads, child processes (also zombies), mappings of nnburst's shared memory, and names in
+    ``/dev/shm`` that this process made with nnburst.
 
-    An array in shared memory keeps the mapping, even after its session is closed: delete such variables before the
-    end of the block, or put its body into a function.
+    An array in shared memory keeps the mapping, even after its session is closed. Delete such variables before the
+    end of the block, or put the block's body into a function.
 
     Args:
-        directories: Directories whose entries count as well. No other program may use them during the block.
-        timeout: Seconds that threads and processes may take to end.
+        directories: Directories that are checked too. No other program may use them during the block.
+        timeout: Seconds to wait for leaks to vanish, such as threads that are about to end.
 
     Raises:
         AssertionError: Something leaked; the message names it.
@@ -97,20 +96,20 @@ def _descriptors() -> dict[str, str]:
     found: dict[str, str] = {}
     zygote = forked.current
     for fd in set(os.listdir("/proc/self/fd")) - ({str(zygote.control.fileno())} if zygote else set()):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor by which the directory was listed
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
 
 def _children() -> set[str]:
-    """Return the children of this process and of its zygote. The zygote itself does not count."""
+    """Return the children of this process and of its zygote, without the zygote itself."""
     zygote = {str(forked.current.process.pid)} if forked.current else set[str]()
     return set().union(*map(_children_of, {"self", *zygote})) - zygote
 
 
 def _children_of(pid: str) -> set[str]:
     children: set[str] = set()
-    with contextlib.suppress(FileNotFoundError):  # a thread or a process that has ended since the listing
+    with contextlib.suppress(FileNotFoundError):  # a thread or process that has ended since
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/children") as file:
                 children.update(file.read().split())
@@ -129,7 +128,7 @@ def _mappings() -> Counter[str]:
 
 
 def _files(directories: Iterable[str | os.PathLike[str]]) -> set[str]:
-    """Return the entries of the directories, and the names of shared memory that this process made."""
+    """Return the directories' entries, and the names of shared memory that this process made."""
     found: set[str] = set()
     for directory in directories:
         found.update(os.path.join(directory, name) for name in os.listdir(directory))

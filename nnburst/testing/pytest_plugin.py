@@ -1,6 +1,6 @@
 """Fixtures for tests of programs that use nnburst. pytest loads them automatically; docs/testing.md explains them.
 
-Each test has its own services and directories, so tests may run in any order and in parallel (pytest-xdist).
+Each test has its own services and directories, so tests can run in any order and in parallel (pytest-xdist).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _VARIABLES = {"NNBURST_CACHE_DIR": "cache", "NNBURST_STATE_DIR": "state", "NNBUR
 def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail if the test leaves descriptors, threads, processes, mappings or shared memory behind.
 
-    If it is listed before other fixtures, their leaks count as well.
+    List it before other fixtures to include their leaks.
     """
     from multiprocessing import resource_tracker
 
     from .leaks import assert_nothing_left
 
-    resource_tracker.ensure_running()  # the first use of multiprocessing starts it, and it is meant to stay
+    resource_tracker.ensure_running()  # multiprocessing starts it once, for good
     try:
         with assert_nothing_left():
             yield
-            for phase in ("setup", "call"):  # log records keep exceptions, whose tracebacks keep local variables
+            for phase in ("setup", "call"):  # tracebacks in log records keep local variables
                 caplog.get_records(phase).clear()
-            if request.node.funcargs is not None:  # None if pytest itself was interrupted in the test
-                request.node.funcargs.clear()  # pytest keeps the values of fixtures, and arrays keep their memory
+            if request.node.funcargs is not None:  # None if pytest was interrupted
+                request.node.funcargs.clear()  # arrays among the values would keep their memory
     except AssertionError as error:
         pytest.fail(str(error), pytrace=False)
 
@@ -46,7 +46,7 @@ def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCap
 def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set new directories for compiled models, for a service's trust store and for sockets.
 
-    Returns their parent directory; the names are ``cache``, ``state`` and ``run``.
+    Returns the parent of these directories: ``cache``, ``state`` and ``run``.
     """
     for variable, name in _VARIABLES.items():
         (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
@@ -75,7 +75,7 @@ def nnburst_service(nnburst_launch: Callable[..., Service]) -> Service:
 
 @pytest.fixture(scope="session")
 def _fork_server() -> Iterator[None]:
-    """Start multiprocessing's fork server before the first test that needs it, and end it after the last."""
+    """Start multiprocessing's fork server before its first use, and end it after the last test."""
     from multiprocessing import forkserver, resource_tracker
 
     resource_tracker.ensure_running()
@@ -86,6 +86,6 @@ def _fork_server() -> Iterator[None]:
 
 @pytest.fixture(params=["fork", "spawn", "forkserver"])
 def nnburst_start_method(request: pytest.FixtureRequest, _fork_server: None) -> BaseContext:
-    """Return a context of multiprocessing. The test runs once for each start method."""
+    """Return a context of multiprocessing. The test runs once per start method."""
     context: BaseContext = multiprocessing.get_context(request.param)
     return context

@@ -1,4 +1,4 @@
-"""A report of a service as plain values, from one snapshot of its statistics or the difference of two."""
+"""A report of a service as plain values, from one snapshot of its statistics, or from two snapshots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
         bursts, former = below[model.number], old_by_number.get(model.number, [])
         models.append(
             {
-                # A burst that ended between the snapshots counts in the sums of its model.
+                # includes bursts that ended between the snapshots
                 **part(model, [model, *bursts], [*former, *old_below[model.number]]),
                 "bursts": [part(row, [row], old_by_number.get(row.number, [])) for row in bursts],
             }
@@ -74,9 +74,9 @@ def _by_parent(rows: Iterable[RowStats]) -> Mapping[int, list[RowStats]]:
 
 
 def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> dict[str, Any]:
-    """Return the growth of the numbers from `former` to `rows`, over `ns` nanoseconds."""
+    """Return the growth of all numbers from `former` to `rows` over `ns` nanoseconds."""
     counters = {
-        # Not below 0: a snapshot may miss a row that ends while its neighbours are read.
+        # Not below 0: a snapshot can miss a row that ends at that moment.
         name: max(0, sum(row.counters[name] for row in rows) - sum(row.counters[name] for row in former))
         for name in COUNTERS
     }

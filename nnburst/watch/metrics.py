@@ -1,4 +1,4 @@
-"""Prometheus metrics from the statistics pages of a service's workers. Needs the extra ``metrics``."""
+"""Prometheus metrics from the statistics of a service and its workers. Needs the extra ``metrics``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _TIMED = {
 }
 _BOUNDS_NS = tuple(
     scale * 10**power for power in range(3, 10) for scale in (1, 2, 5)
-)  # 1 µs to 5 s in fewer buckets than a page has, for the sake of monitoring systems
+)  # 1 µs to 5 s, in as few buckets as monitoring systems want
 
 
 class Collector:
-    """Collector that reads the rows of a service at each request for metrics, and sums them by model.
+    """Collector that reads a service's statistics at each request for metrics, and sums them by model.
 
     Args:
         pid: Process id of the service.
@@ -56,7 +56,7 @@ class Collector:
         self._workers: dict[int, Viewer] = {}
 
     def _look_for_workers(self) -> None:
-        """Find the worker processes that the service's page lists."""
+        """Find the service's worker processes."""
         pids = {row.client_pid for service in self._service for row in service.look().of(RowKind.PROCESS)}
         for pid in self._workers.keys() - pids:
             del self._workers[pid]
@@ -73,7 +73,7 @@ class Collector:
         for viewer in self._workers.values():
             try:
                 rows = viewer.look().rows
-            except NNBurstError:  # may be a user's worker that a hostile model controls
+            except NNBurstError:  # a hostile model may control the worker
                 unreadable += 1
                 continue
             labels = {row.number: row.label for row in rows if row.kind is RowKind.MODEL}

@@ -1,4 +1,4 @@
-"""The statistics page of a service: its memory, and the writers of its rows."""
+"""The statistics page of a service, from the writers' side."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MAGIC = b"nnbwatch"
 _F_SEAL_FUTURE_WRITE = 0x10  # `fcntl` has the name since Python 3.13
 _F_SEAL_SEAL = 0x1
 MOST_ROWS = 2048
-"""Maximum number of rows of a page: enough for the bursts and models that two users may have."""
+"""Maximum number of rows of a page: enough for all bursts and models that two users may have."""
 _MOST_BUCKETS = 1 << 18
-"""Maximum number of filled buckets of a page. A row has 2112 buckets; a real service fills a few dozen."""
+"""Maximum number of filled histogram buckets of a page. A row has 2112; a real service fills a few dozen."""
 
 
 _PLACES = {**COUNTERS, **ACCOUNT}
@@ -37,14 +37,14 @@ def stride() -> int:
 
 
 def mapped(fd: int, size: int, protection: int) -> CData:
-    """Map a page. Dropping the returned ``nnb_mapping *`` unmaps it."""
+    """Map a statistics page until the result is dropped."""
     mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)
     check(lib.nnb_map(mapping, fd, 0, size, protection, False), "a statistics page")
     return mapping
 
 
 class Row:
-    """A row of the page, written by its owner until `close` adds its numbers to the parent row."""
+    """A row of the statistics page. `close` adds the row's numbers to the parent row."""
 
     def __init__(self, pointer: CData, page: Page | None = None, parent: Row | None = None) -> None:
         """Use `Page.open` or `private_row`."""
@@ -54,7 +54,7 @@ class Row:
         self._parent = parent
 
     def count(self, name: str, n: int = 1) -> None:
-        """Add an amount, which may be negative, to a counter. Not for threads that serve a burst."""
+        """Add `n`, which can be negative, to a counter. Not for threads that serve a burst."""
         page = self._page
         if page is not None:
             with page.lock:
@@ -62,21 +62,21 @@ class Row:
                     lib.nnb_row_count(self.pointer, _PLACES[name], n % (1 << 64))
 
     def time_execution(self, ns: int) -> None:
-        """Count an execution without a burst, of `ns` nanoseconds."""
+        """Count an execution of `ns` nanoseconds, without a burst."""
         page = self._page
         if page is not None:
             with page.lock:
                 lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
 
     def leave(self) -> None:
-        """Note that the client waits for no more answers, so that only an unfinished run keeps the row open."""
+        """Mark the row's client as gone. Only a run that has not ended still keeps the row open."""
         page = self._page
         if page is not None:
             with page.lock:
                 self.pointer.has_left = self._page is not None
 
     def close(self) -> None:
-        """Free the row and add its numbers to the parent row. No thread may write it afterwards. Idempotent."""
+        """Add the row's numbers to the parent row, and free the row. No thread may write it afterwards. Idempotent."""
         page, self._page = self._page, None
         if page is not None:
             page.free(self, self._parent)
@@ -91,25 +91,25 @@ def private_row() -> Row:
 
 
 class Page:
-    """Rows in shared memory that only this process can write. Readers find it by its name in ``/proc/PID/fd``.
+    """Rows of statistics in shared memory that only this process can write. Readers find it in ``/proc/PID/fd``.
 
-    Closed rows are reused. A lock guards the allocation of rows, and one thread at a time writes each row.
+    Closed rows are reused. A lock guards their allocation. Only one thread at a time may write a row.
 
     Args:
         name: Name of a shared service; empty for a child service.
-        rows: Number of rows, at most `MOST_ROWS`; only used rows take memory.
+        rows: Maximum number of rows, up to `MOST_ROWS`; only used rows take memory.
 
     Raises:
         ResourceExhausted: The system has no free descriptor or memory.
     """
 
     def __init__(self, name: str = "", rows: int = 256) -> None:
-        self.lock = threading.RLock()  # reentrant: a signal handler may open a model while this thread does
+        self.lock = threading.RLock()  # reentrant: a signal handler may open a model meanwhile
         size = lib.NNB_PAGE_HEADER + rows * stride()
         self._fd = check(lib.nnb_memfd_create(MEMORY_NAME.encode(), size, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW))
         try:
             self.memory = mapped(self._fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
-            with contextlib.suppress(OSError):  # before Linux 5.1, other programs of this user can write it
+            with contextlib.suppress(OSError):  # before Linux 5.1, this user's other programs can write
                 fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | _F_SEAL_SEAL)
         except BaseException:
             os.close(self._fd)
@@ -129,18 +129,18 @@ class Page:
 
     @property
     def fd(self) -> int:
-        """The descriptor of the page's memory. Processes that inherit it can only read."""
+        """The descriptor of the page's memory. Inheriting processes can only read."""
         return self._fd
 
     def open(
         self, kind: RowKind, label: str, parent: Row | None = None, client: tuple[int, int] = (0, 0)
     ) -> Row | None:
-        """Return a free row; if there is none, count that and return None.
+        """Return a new row. If all rows are in use, count the failure and return None.
 
         Args:
-            label: Text that names the row's subject, cut to 71 bytes.
-            parent: The row that the numbers are added to when this row is closed.
-            client: Process and user that the row belongs to.
+            label: Name of the row's subject, cut to 71 bytes.
+            parent: The row to which `Row.close` adds the numbers.
+            client: Process id and user id of the row's client.
         """
         with self.lock:
             if not self._free or self._fd < 0:
@@ -159,22 +159,22 @@ class Page:
             return Row(row, self, parent)
 
     def free(self, row: Row, parent: Row | None) -> None:
-        """Free a row. Only `Row.close` calls this."""
+        """Free a row, for `Row.close`."""
         pointer = row.pointer
         with self.lock:
             above = ffi.NULL
             if parent is not None and pointer.number:
-                above = (self.service if parent._page is None else parent).pointer  # the parent may already be closed
+                above = (self.service if parent._page is None else parent).pointer  # the parent may be closed
             lib.nnb_row_close(pointer, above)
             place = int(ffi.cast("uintptr_t", pointer)) - int(ffi.cast("uintptr_t", self._memory))
             self._free.append((place - lib.NNB_PAGE_HEADER) // stride())
 
     def look(self) -> tuple[RowStats, ...]:
-        """Read all rows once, as a reader in another process does."""
+        """Read all rows once, like a reader in another process."""
         return look_at_rows(self.memory)
 
     def close(self) -> None:
-        """Hide the page from readers. The memory stays until the last row is dropped. Idempotent."""
+        """Hide the page from readers. Rows keep the memory. Idempotent."""
         with self.lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -182,7 +182,7 @@ class Page:
 
 
 def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
-    """Read each used row of a mapped page once, in order of their numbers. The page's writer is not trusted.
+    """Read each used row of a mapped page once, in order of row numbers. The page's writer is not trusted.
 
     Raises:
         DeviceUnavailable: The page contains more than any service writes.

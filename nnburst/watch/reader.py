@@ -14,22 +14,22 @@ from .page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, mapped, stride
 from .stats import RowKind, ServiceStats, text_of
 
 OF_USER = " of user "
-"""The text between service and user in a page name from `name_of_worker`."""
+"""The text between the service's name and the user in `name_of_worker`."""
 _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
 
 def name_of_worker(service: str, uid: int) -> str:
-    """Return the page name of a user's worker: the service's name, cut if it is too long, and the user."""
+    """Return the page name of a user's worker: the service's name, cut if too long, and the user."""
     end = f"{OF_USER}{uid}".encode()
     return (service.encode(errors="replace")[: lib.NNB_LABEL - 1 - len(end)] + end).decode(errors="replace")
 
 
 class FoundPage(Struct, frozen=True):
-    """A service whose page can be read.
+    """A service whose statistics can be read.
 
     Attributes:
         pid: Process id of the service.
-        path: Path of its page, valid while the process runs.
+        path: Path of its statistics page, valid while the process runs.
     """
 
     pid: int
@@ -37,12 +37,11 @@ class FoundPage(Struct, frozen=True):
 
 
 def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterator[FoundPage]:
-    """Yield the services of this user whose pages can be read. Services are not disturbed.
+    """Yield this user's services whose statistics can be read, without disturbing them.
 
     Args:
         pid: The only process to look at, even of another user.
-        every_user: True for services of other users as well, which only root may read. Their pages may contain
-            anything.
+        every_user: True for services of all users, whose statistics only root can read and which may contain anything.
     """
     is_asked = pid is not None or every_user
     for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) if pid is None else (pid,):
@@ -56,21 +55,21 @@ def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterat
                 path = f"{directory}/{name}"
                 if os.readlink(path) == _LINK and (is_asked or os.stat(path).st_uid == os.geteuid()):
                     yield FoundPage(number, path)
-                    break  # a service has one page
+                    break  # one page per service
             except OSError:
                 continue
 
 
 class Viewer:
-    """Reader that reads one page repeatedly.
+    """Reader that reads one statistics page repeatedly.
 
     Attributes:
         pid: Process id of the page's owner.
-        name: Name of a shared service, as in the page; empty for a child service.
+        name: Name of a shared service; empty for a child service.
 
     Raises:
         DeviceUnavailable: The service has ended or has another version, or its page contains more than any service
-            writes. `look` raises it as well.
+            writes. `look` raises this error, too.
     """
 
     def __init__(self, found: FoundPage) -> None:
@@ -106,7 +105,7 @@ class Viewer:
 
     @property
     def user(self) -> str:
-        """The user id if this is a worker for one user's models, else ""."""
+        """The user id of a worker for one user's models, or ""."""
         _, _, user = self.name.partition(OF_USER)
         return user if user.isdecimal() else ""
 
@@ -119,5 +118,5 @@ class Viewer:
 
 
 def look(found: FoundPage) -> ServiceStats:
-    """Read a service's page once. Raises the same errors as `Viewer`."""
+    """Read a service's statistics once. Raises the same errors as `Viewer`."""
     return Viewer(found).look()

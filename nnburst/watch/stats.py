@@ -1,4 +1,4 @@
-"""Snapshots of rows and pages."""
+"""Snapshots of a service's statistics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACCOUNT: Mapping[str, int] = {
          "most_processors")
     )
 }  # fmt: skip
-"""The index of each number in rows of processes and clients, which have resources and limits instead of counters."""
+"""The index of each number in a process's or client's row, which has resources and limits instead of counters."""
 
 HISTOGRAMS: Mapping[str, int] = {
     name: getattr(lib, f"NNB_{name.upper()}") for name in ("queue_wait", "execution", "spin", "round_trip")
@@ -42,17 +42,17 @@ HISTOGRAMS: Mapping[str, int] = {
 
 
 class RowKind(enum.IntEnum):
-    """The subject of a row. When a row ends, its numbers are added to its parent, so that sums stay complete."""
+    """The subject of a row of statistics. A row that ends adds its numbers to its parent: sums stay complete."""
 
     SERVICE = 1
     """The service itself, including the sums of closed models."""
     MODEL = 2
-    """A prepared model, including the sums of its ended bursts."""
+    """A model, including the sums of its ended bursts."""
     BURST = 3
     PROCESS = 4
-    """A worker, in its broker's page; `ACCOUNT` lists its numbers."""
+    """A worker process, in the page of its parent, the broker; with the numbers in `ACCOUNT`."""
     CLIENT = 5
-    """A connection; `ACCOUNT` lists its numbers, of which ``threads`` counts executions without a burst."""
+    """A connection, with the numbers in `ACCOUNT`; ``threads`` counts executions without a burst."""
 
 
 @cache
@@ -64,10 +64,10 @@ class Histogram(Struct, frozen=True):
     """Histogram of durations in nanoseconds, with a resolution of 1/16.
 
     Attributes:
-        count: Number of events. Only some are timed, and each of these stands for others.
+        count: Number of events. Each timed event can represent several.
         sum_ns: Sum of all durations.
         max_ns: The longest timed duration.
-        buckets: (start of the bucket in ns, number of events) for each bucket with events, ascending.
+        buckets: (start in ns, number of events) of each bucket with events, ascending.
     """
 
     count: int = 0
@@ -76,7 +76,7 @@ class Histogram(Struct, frozen=True):
     buckets: tuple[tuple[int, int], ...] = ()
 
     def percentile_ns(self, percent: float) -> float:
-        """Return the duration that `percent` of the events did not exceed; 0 without events."""
+        """Return a percentile of the durations; 0 without events."""
         total = sum(n for _, n in self.buckets)
         below, left = 0, total * percent / 100
         for start, n in self.buckets:
@@ -121,12 +121,12 @@ class Histogram(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """Durations of a session's runs. Every slow run is timed, but only some of the runs in a fast loop.
+    """Durations of a session's runs. In a fast loop, only some runs are timed.
 
     Attributes:
         round_trip: Time from sending a request to receiving its answer.
-        queue_wait: Part of the round trip until a thread of the service took the request.
-        execution: Part of the round trip in which the service ran the request.
+        queue_wait: Time until a thread of the service took the request.
+        execution: Time in which the service ran the request.
     """
 
     round_trip: Histogram
@@ -135,7 +135,7 @@ class Latency(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Number of runs that the durations represent."""
+        """Number of runs."""
         return self.round_trip.count
 
     @property
@@ -163,7 +163,7 @@ class Latency(Struct, frozen=True):
         return f"<Latency of {self.count:,} runs: {times}>"
 
     def _repr_html_(self) -> str:
-        """Return an HTML chart of the round trips for notebooks, with four bars per doubling of the duration."""
+        """Return an HTML chart of the round trips for notebooks. Each doubling of the duration has four bars."""
         bars: Counter[int] = Counter()
         for start, count in self.round_trip.buckets:
             bars[int(4 * math.log2(max(start, 1)))] += count
@@ -175,7 +175,7 @@ class Latency(Struct, frozen=True):
         drawn = [f'<text y="116">{duration(2 ** (first / 4) / 1e9)}</text>']
         drawn.append(f'<text x="{width}" y="116">{duration(2 ** ((last + 1) / 4) / 1e9)}</text>')
         for bar, count in bars.items():
-            height = max(1, 100 * count // highest)  # even a single run beside a million is visible
+            height = max(1, 100 * count // highest)  # a single run among a million is visible
             title = f"<title>from {duration(2 ** (bar / 4) / 1e9)}: {count:,} timed</title>"
             place = f'x="{8 * (bar - first)}" y="{100 - height}" width="7" height="{height}"'
             drawn.append(f'<rect {place} fill="steelblue">{title}</rect>')
@@ -191,20 +191,20 @@ def duration(seconds: float) -> str:
 
 
 class RowStats(Struct, frozen=True):
-    """A snapshot of a row.
+    """A snapshot of a row of statistics.
 
     Attributes:
         number: The row's number, which the service never reuses.
         parent: Number of the parent row; 0 for the service's row.
         kind: The subject of the row.
         label: Name of the model, or another distinguishing text.
-        client_pid: Process that the burst or model belongs to; 0 if there is none or it is unknown.
-        client_uid: User of that process.
-        has_left: True if the client has disconnected or dropped the subject, and waits for no run.
-        since_ns: Time when it started, on CLOCK_MONOTONIC.
+        client_pid: Process of the client; 0 if there is none or it is unknown.
+        client_uid: User of the client.
+        has_left: True if the client has disconnected or closed the subject, and waits for no run.
+        since_ns: Time of the row's start, on CLOCK_MONOTONIC.
         counters: The numbers by name in `COUNTERS` or `ACCOUNT`.
         queue_wait: Time from the client's send until a thread of the service took the request.
-        execution: Time from then until the answer.
+        execution: Time from the end of `queue_wait` until the answer.
         spin: Time that the thread polled until the next request or until it slept.
         round_trip: Time from send to answer, measured by the client; only in a client's own rows.
     """
@@ -231,7 +231,7 @@ class ServiceStats(Struct, frozen=True):
         name: Name of a shared service; empty for a child service.
         pid: Process id of the service.
         uid: Id of the service's user.
-        since_ns: Time when it started, on CLOCK_MONOTONIC.
+        since_ns: Time of the service's start, on CLOCK_MONOTONIC.
         taken_ns: Time of this snapshot, on CLOCK_MONOTONIC.
         unwatched: Number of bursts and models that got no row and are not counted.
         rows: Rows of the service (first), its models and its bursts.
@@ -253,7 +253,7 @@ class ServiceStats(Struct, frozen=True):
 
 
 def row_stats(row: CData) -> RowStats | None:
-    """Return a snapshot of a row; None if the row is free or is changing owners."""
+    """Return a snapshot of a row; None if the row is free or is just being reused."""
     copy = ffi.new("nnb_row *")
     if not lib.nnb_row_look(copy, row):
         return None
@@ -278,7 +278,7 @@ def row_stats(row: CData) -> RowStats | None:
 
 
 def text_of(field: CData) -> str:
-    """Return a text that another process has written, without terminal control characters."""
+    """Return text from another process, without terminal control characters."""
     text = ffi.string(field, len(field)).decode(errors="replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 

@@ -1,8 +1,8 @@
-"""Traces of this process's runs, as slices on a time line for Perfetto and Chrome's trace viewer.
+"""Traces of this process's runs, for Perfetto and Chrome's trace viewer.
 
 The C core records the times when a request was sent, taken, answered and received. When a burst is closed or the
-process ends, the burst's last runs are appended to the file, which is valid JSON at any time. Several processes may
-share the file: the first one creates it anew, and tells its children so by the variable `_BEGUN`.
+process ends, the burst's last runs are appended to the file, which is valid JSON at any time. Several processes can
+share the file: the first process empties it, and its children know from the variable `_BEGUN`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 FILE_VARIABLE = "NNBURST_TRACE"
 _BEGUN = "_NNBURST_TRACE_BEGUN"
 _KEPT = 65536
-"""Number of a burst's last runs that are kept."""
+"""Number of last runs that are recorded for each burst."""
 _HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
 _TRACKS = 512
-"""Maximum number of tracks of one process, and of its service. A thread number combines both."""
+"""Maximum number of tracks of a process."""
 _ENTRY = np.dtype(
     [
         *((name, np.uint64) for name in ("sent", "taken", "answered", "received", "run", "thread")),
@@ -44,18 +44,18 @@ _log = logging.getLogger("nnburst.watch")
 
 
 def begin(path: str) -> None:
-    """Create an empty trace, in place of the file's old content."""
+    """Create an empty trace, replacing the file's content."""
     with open(path, "wb") as file:
         file.write(_HEAD + _TAIL)
 
 
 def adopt(env: MutableMapping[str, str]) -> None:
-    """Have processes with this environment append to the trace that it names, without emptying it."""
+    """Make processes with this environment append to its trace without emptying it."""
     env[_BEGUN] = env[FILE_VARIABLE]
 
 
 def append(path: str, events: list[dict[str, Any]]) -> None:
-    """Append events to a trace that processes may share. Raises `InvalidArgument` if the file is no trace."""
+    """Append events to a trace, which processes can share. Raises `InvalidArgument` if the file is no trace."""
     text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
     with open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -63,7 +63,7 @@ def append(path: str, events: list[dict[str, Any]]) -> None:
         file.seek(max(end, 0))
         if end < len(_HEAD) or file.read() != _TAIL:
             raise InvalidArgument(f"{path!r} is not a trace that nnburst began")
-        file.seek(end)  # if a kill cuts the end off, the next process repairs it
+        file.seek(end)  # if this process is killed here, the end is missing
         file.write((b",\n" if end > len(_HEAD) else b"") + text + _TAIL)
 
 
@@ -79,7 +79,7 @@ class Recording:
         self.pointer: CData = ffi.new("nnb_trace *", {"room": _KEPT, "entries": self._entries})
 
     def finish(self) -> None:
-        """Write the recorded runs to the file. Idempotent; an error is logged."""
+        """Write the recorded runs to the file. Log errors. Idempotent."""
         self._recorder.finish(self)
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -109,7 +109,7 @@ class Recording:
             track = runs.place(sent, received)
             yield _slice(client, track, "run", sent, received, about)
             if not sent < taken < answered < received:
-                continue  # the service gave no times, or impossible ones
+                continue  # the service's times are missing or impossible
             waiting, serving = waits.place(sent, taken), executions.place(taken, answered)
             yield _slice(service, waiting, "queue", sent, taken, about)
             yield _slice(service, serving, "execute", taken, answered, about)
@@ -124,7 +124,7 @@ class Recording:
 
 
 class _Lanes:
-    """Tracks on which slices do not overlap. One is enough unless runs overlap."""
+    """Tracks of non-overlapping slices: more than one only if runs overlap."""
 
     def __init__(self, new_track: Callable[[], int]) -> None:
         self._new_track = new_track
@@ -144,7 +144,7 @@ class _Lanes:
 
 
 def _micros(ns: int) -> float:
-    # Readers multiply by 1000 and truncate: a third of a nanosecond more keeps them from one nanosecond too few.
+    # Readers multiply by 1000 and truncate: without the third of a nanosecond, a nanosecond would be lost.
     return round(ns / 1000 + 0.0003, 4)
 
 
@@ -183,7 +183,11 @@ class Recorder:
         return self.pid * _TRACKS + self._tracks
 
     def follow(self, label: str, service: tuple[int, str]) -> Recording:
-        """Start to record a burst of a model. `service` is the service's process id and name."""
+        """Start to record a burst of a model.
+
+        Args:
+            label: Name of the model.
+            service: Process id and name of the service."""
         self._numbers += 1
         self._open[self._numbers] = recording = Recording(self, self._numbers, label, service)
         return recording

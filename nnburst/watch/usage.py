@@ -17,7 +17,7 @@ class Usage(Struct, frozen=True):
     Attributes:
         bytes: Private memory, as RLIMIT_DATA counts it.
         threads, fds: Number of threads and of descriptors.
-        processor_ns: Processor time of its threads, in nanoseconds.
+        processor_ns: Processor time in nanoseconds.
     """
 
     bytes: int
@@ -27,7 +27,7 @@ class Usage(Struct, frozen=True):
 
 
 def usage_of(pid: int) -> Usage | None:
-    """Return a process's usage; None if the process has ended or must not be examined."""
+    """Return a process's usage; None if the process has ended or cannot be examined."""
     directory = f"/proc/{pid}"
     try:
         with open(f"{directory}/statm", "rb") as statm:
