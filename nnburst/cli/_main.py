@@ -1,4 +1,4 @@
-"""The `nnburst` command group, and the table of its subcommands and their modules."""
+"""The `nnburst` command group and its table of subcommands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import NNBurstError
 
 
 class CommandRow(NamedTuple):
-    """The module that defines a command, and the command's line in the help, which needs no import."""
+    """A command's module, and the command's line in the help of `nnburst`."""
 
     module: str
     help: str
@@ -37,13 +37,13 @@ COMMANDS: dict[str, CommandRow] = {
 
 
 class _LazyGroup(click.Group):
-    """Command group that finds commands in `COMMANDS` and prints their errors as sentences."""
+    """Command group that imports commands when they run, and prints their errors as sentences."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
         except OSError as error:
-            sys.stdout = io.StringIO()  # otherwise Python would try to flush the closed pipe at exit
+            sys.stdout = io.StringIO()  # Python must not flush the closed pipe at exit
             click.echo(f"Error: the system refuses what this command needs: {error}", err=True)
             sys.exit(1)
 
@@ -76,4 +76,4 @@ def main() -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # `bench` and `cache` load ONNX Runtime here
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a character that the terminal lacks becomes a question mark
+            stream.reconfigure(errors="replace")  # prints a question mark for characters that the terminal lacks

@@ -13,7 +13,7 @@ from ..errors import GeneralFailure
 
 @contextmanager
 def caller_of(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Iterator[tuple[Callable[[Any], Any], int]]:
-    """Spawn a process that makes a function by ``make(*arguments)``. Yield a proxy of it, and the process id."""
+    """Spawn a process that creates a function by ``make(*arguments)``. Yield the function's proxy and process id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, make, *arguments), daemon=True)
@@ -39,6 +39,6 @@ def caller_of(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Ite
 
 def _serve(connection: Connection, make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
     answer = make(*arguments)
-    with suppress(EOFError, KeyboardInterrupt):  # Ctrl-C reaches this process, too
+    with suppress(EOFError, KeyboardInterrupt):  # Ctrl-C also signals this process
         while True:
             connection.send(answer(connection.recv()))

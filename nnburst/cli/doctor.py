@@ -1,7 +1,6 @@
 """`nnburst doctor`: check whether this machine suits bursts, and recommend remedies.
 
-Each check is a function in a table, and returns a `Finding`. A check that raises is reported as failed, with the
-exception, so that the other checks still run on a broken machine.
+Each check is a function that returns a `Finding`. A check that raises is reported as failed, and the other checks run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ENOUGH_FDS = 1024
 
 
 class Level(enum.IntEnum):
-    """The grade of a finding; the process exits with 1 if any is FAIL."""
+    """The grade of a finding. Any FAIL makes the command exit with 1."""
 
     OK = 0
     WARN = 1
@@ -43,7 +42,7 @@ class Level(enum.IntEnum):
 
 
 class Finding(NamedTuple):
-    """The result of a check, with a remedy unless all is well."""
+    """The result of a check, with a remedy for a problem."""
 
     level: Level
     found: str
@@ -62,14 +61,14 @@ def _read(path: str) -> str | None:
 
 
 def check_versions() -> Finding:
-    """Check the versions of the kernel, of Python, of the package and of libraries in its core."""
+    """Check the versions of kernel, Python, package and core libraries."""
     machine = f"{platform.system()} {platform.release()}, {platform.machine()}, Python {sys.version.split()[0]}"
     versions = [f"{name} {importlib.metadata.version(name)}" for name in CORE]
     return _ok(", ".join([machine, *versions]))
 
 
 def check_device(name: str) -> Finding:
-    """Check that a device opens in its own service process, and report what it needs beyond the sandbox."""
+    """Check that a device opens in its own service process. Report needs beyond the sandbox."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 
@@ -101,7 +100,7 @@ def check_extra(extra: str) -> Finding:
 
 
 def check_cpus() -> Finding:
-    """Check that there are two CPUs, so that both ends of a burst can run at the same time."""
+    """Check that there are two CPUs: both ends of a burst can then run at the same time."""
     allowed = len(os.sched_getaffinity(0))
     found = f"{os.cpu_count()} in this machine, {allowed} for this process"
     if allowed < 2:
@@ -136,7 +135,7 @@ def check_sandbox() -> Finding:
 
 
 def check_limits() -> Finding:
-    """Check the limit of descriptors. A burst takes a few, each memory pool one."""
+    """Check the limit of descriptors. A burst needs a few, each memory pool one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft} open files (at most {hard})"
     if soft < ENOUGH_FDS:
@@ -153,7 +152,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 
 def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
-    """Return the checks by title, including one for each device and each extra of this installation.
+    """Return the checks by title, with one for each installed device and extra.
 
     Args:
         more: Names of further devices, with options.
@@ -166,7 +165,7 @@ def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
 
 
 def run_check(check: Callable[[], Finding]) -> Finding:
-    """Run one check. An exception becomes a failed finding that names it."""
+    """Run one check. An exception becomes a failed finding with the exception's name."""
     try:
         return check()
     except Exception as error:

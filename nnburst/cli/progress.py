@@ -10,14 +10,14 @@ from typing import ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 PATIENCE = 1.0
-"""Seconds of compilation after which a command shows a line."""
+"""Seconds after which a command shows that it waits."""
 
 
 def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool = False) -> Iterable[T]:
-    """Yield items, and show on a terminal how many are done.
+    """Yield items, and show progress on a terminal.
 
     Args:
-        draws_between: True to draw only between two items, so that no thread disturbs a measurement.
+        draws_between: True to draw only between two items, so that drawing disturbs no measurement.
     """
     from rich.console import Console
     from rich.progress import track
@@ -28,7 +28,7 @@ def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool 
 
 
 def call_with_notice(words: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function and return its result. A long call shows a line on a terminal."""
+    """Call a function and return the result. During a long call, show a line on a terminal."""
     if not sys.stderr.isatty():
         return call(*args, **kwargs)
     line = threading.Timer(PATIENCE, print, [f"{words} …"], {"end": "", "file": sys.stderr, "flush": True})

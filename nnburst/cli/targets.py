@@ -1,4 +1,4 @@
-"""Conversion of values on the command line: whole numbers, pairs, sizes, users."""
+"""Conversion of command-line values: whole numbers, pairs, sizes, users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 18
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number in a text; None if it is not one or has too many digits."""
+    """Return the whole number in a text; None if there is none, or it has too many digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 

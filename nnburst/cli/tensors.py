@@ -1,4 +1,4 @@
-"""Values for the inputs of a model, from files or generated, and outputs as text, JSON and files."""
+"""Input values from files or generated, and outputs as text, JSON and files."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def _is_array(argument: NodeArg) -> bool:
 
 
 def as_result(argument: NodeArg, value: Any) -> dict[str, Any]:
-    """Return an output's description for JSON. A list's shape is its length; a dict has none."""
+    """Return the description of an output for JSON. A list's shape is its length; a dict has no shape."""
     shape = [len(value)] if isinstance(value, list) else list(value.shape) if isinstance(value, np.ndarray) else None
     return {"name": argument.name, "dtype": argument.holds or value.dtype.name, "shape": shape}
 
 
 def plain(value: Any) -> Any:
-    """Return an output's value for JSON, with lists in place of arrays."""
+    """Return an output's value for JSON, with arrays as lists."""
     if isinstance(value, list):
         return list(map(plain, value))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def shorten(value: Any) -> str:
-    """Return a value as text, shortened if it is long."""
+    """Return a value as text, shortened if long."""
     return np.array2string(value, threshold=40, precision=6) if isinstance(value, np.ndarray) else reprlib.repr(value)
 
 
 def as_saved(value: Any) -> Array:
-    """Return a value as an array that NumPy can load without pickle: fixed-width strings, and JSON for other values.
+    """Return a value as an array that NumPy can load without pickle.
 
-    Strings are saved as JSON if one ends with NUL, which a fixed-width array would lose.
+    Strings have fixed width. Values that are not arrays become JSON, as do strings if one ends with NUL.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in ("O", "T"):
@@ -99,7 +99,7 @@ def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
     """Return the array in a ``.npy`` file, or the arrays in a ``.npz`` file by name.
 
     Raises:
-        InvalidArgument: The file cannot be read, or contains something other than numbers.
+        InvalidArgument: The file cannot be read, or contains other values than numbers.
     """
     try:
         with open(file, "rb") as stream:
@@ -113,13 +113,13 @@ def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
 
 
 def generate_values(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
-    """Return reproducible values for arguments: floats in [0, 1), zeros for other numbers, "0" for strings.
+    """Return reproducible values for arguments: random floats in [0, 1), zeros for other numbers, "0" for strings.
 
-    Values that are not arrays are empty.
+    Sequences, maps and optionals are empty.
 
     Args:
         arguments: The arguments. Open dimensions become 1.
-        shapes: Other shapes, by name.
+        shapes: Shapes by name, for other dimensions.
         seed: Seed of the random numbers.
 
     Raises:

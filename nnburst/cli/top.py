@@ -1,4 +1,4 @@
-"""`nnburst top`: show the current work of services, from statistics in shared memory."""
+"""`nnburst top`: show the load of services, from statistics in shared memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
             from rich.console import Console
 
             console = Console()
-            if not console.is_terminal:  # a file or a pipe gets the full width
+            if not console.is_terminal:  # files and pipes get the full width
                 console.width = _UNLIMITED
             console.print(_table(looks))
         return
@@ -71,7 +71,7 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
 
 
 class _Watched:
-    """The requested services, read repeatedly while services start and end."""
+    """The requested services, whose statistics are read repeatedly."""
 
     def __init__(self, wanted: Sequence[str], *, every_user: bool = False) -> None:
         self._wanted = set(wanted)
@@ -80,10 +80,10 @@ class _Watched:
         self._viewers: dict[str, Viewer] = {}
         self._last: dict[str, ServiceStats] = {}
         self._used: dict[int, tuple[float, int]] = {}
-        """The time of the last report, and the processor time used until then, by process."""
+        """Time of the last report, and processor time used until then, by process."""
 
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
-        """Return a report of each service; with `rates`, the reports have rates since the last ones."""
+        """Return a report of each service; with `rates`, over the time since the last report."""
         from ..errors import DeviceUnavailable
         from ..watch._report import report
         from ..watch.reader import OF_USER, Viewer, find_services
@@ -103,9 +103,9 @@ class _Watched:
             except DeviceUnavailable as error:
                 if page.pid in self._pids:
                     raise click.ClickException(f"{page.pid}: {error}") from error
-                continue  # the service has ended, has another version, or its page is invalid
+                continue  # the service has ended, or its page is invalid
             self._viewers[key] = viewer
-            if workers := stats.of(RowKind.PROCESS):  # the broker's page
+            if workers := stats.of(RowKind.PROCESS):  # the parent of the workers
                 limits.update((row.client_pid, row.counters) for row in workers)
                 continue
             if self._wanted and stats.name.partition(OF_USER)[0] not in self._wanted and page.pid not in self._pids:
@@ -117,7 +117,7 @@ class _Watched:
         return reports
 
     def _process(self, service: dict[str, Any], limits: Mapping[str, int], *, rates: bool) -> dict[str, Any]:
-        """Return the process's use of resources, from the kernel, and its limits, from its broker's page."""
+        """Return the process's use of resources, and its limits."""
         from ..watch.stats import ACCOUNT
         from ..watch.usage import Usage, usage_of
 
@@ -146,7 +146,7 @@ def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
         who = f"{service['name'] or 'child'} ({service['pid']})"
         table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service), style="bold")
         for model in service["models"]:
-            label = Text(model["label"])  # no markup, as another process wrote it
+            label = Text(model["label"])  # no markup: another process wrote it
             for burst in model["bursts"]:
                 table.add_row("", _client(burst), label, *_cells(burst))
             if not model["bursts"]:

@@ -40,7 +40,7 @@ def trace(output: Path, command: tuple[str, ...]) -> None:
     env = {**os.environ, FILE_VARIABLE: str(output.absolute())}
     adopt(env)
     process = subprocess.Popen(command, env=env)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command decides about Ctrl-C
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # COMMAND handles Ctrl-C
     try:
         status = process.wait()
     finally:

@@ -1,1 +1,1 @@
-"""`nnburst bench`: compare round trips with the limit of the hardware, or several ways to run a model."""
+"""`nnburst bench`: compare latencies with the limit of the hardware, or several ways to run a model."""

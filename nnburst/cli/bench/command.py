@@ -1,4 +1,4 @@
-"""The `nnburst bench` command: its options, its table and its files."""
+"""The `nnburst bench` command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def row_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add options to a command: the amount of measuring, and the output files."""
+    """Add options to a command: the number of rounds, and the output file."""
     for option in (
         click.option("--json", "json_path", type=FILE, help="Write the rows and conditions to this file."),
         click.option("--rounds", type=click.IntRange(1), help="Turns per row [default: 20, quick: 3]."),
@@ -53,16 +53,16 @@ def bench(
 
 
 def how_much(quick: bool, rounds: int | None) -> tuple[int, float]:
-    """Return the number of turns of each row, and the seconds of each turn."""
+    """Return the number of measurements of each row of the table, and the seconds of each measurement."""
     return rounds or (3 if quick else 20), 0.04 if quick else 0.12
 
 
 def finish(report: Report, files: Mapping[Path | None, Callable[[Path], object]]) -> None:
-    """Show a report and write its files. Raise an error if a row has no figures."""
+    """Show a report and write its files. Raise an error if a row of the table has no figures."""
     from rich.console import Console
 
     console = Console()
-    report.show(console if console.is_terminal else Console(width=120))  # a pipe and a file have no width
+    report.show(console if console.is_terminal else Console(width=120))  # pipes and files have no width
     for path, write in files.items():
         if path is not None:
             write(path)

@@ -1,4 +1,4 @@
-"""`nnburst bench --model`: compare five ways to run one model, in turns."""
+"""`nnburst bench --model`: compare five ways to run one model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASE = "inprocess-run"
 
 
 def in_process_session(path: str, threads: int) -> Any:
-    """Return a session of ONNX Runtime in this process, with the options that the device uses."""
+    """Return an ONNX Runtime session in this process, with the same options as in the service."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -39,7 +39,7 @@ def _runner(path: str, threads: int) -> Callable[[Any], Any]:
 
 
 class Contest:
-    """A model with its inputs, and the outputs that every way to run it must give, bit for bit.
+    """A model with inputs, and the outputs that every way to run the model must give, bit for bit.
 
     Raises:
         InvalidArgument: A shape is missing, or the model does not accept such inputs.
@@ -53,7 +53,7 @@ class Contest:
             self.inputs = generate_values(session.get_inputs(), shapes or {})
         try:
             self.expected: list[Array] = _runner(path, threads)(self.inputs)
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
+        except Exception as error:  # ONNX Runtime's errors have no common base
             raise InvalidArgument(f"the model does not run in this process: {error}") from None
 
     def _check(self, outputs: Sequence[Array]) -> None:
@@ -107,7 +107,7 @@ class Contest:
             yield self._subject(partial(ask, self.inputs), pid)
 
     def measure(self, rounds: int, seconds: float) -> Report:
-        """Measure the ways to run the model in turns. Ratios are relative to `InferenceSession.run`."""
+        """Measure all ways to run the model. Ratios are relative to `InferenceSession.run`."""
         payload = sum(array.nbytes for array in (*self.inputs.values(), *self.expected))
         cases = (
             Case(BASE, "m", "in process, InferenceSession.run", "-", payload, self._run, True),

@@ -1,4 +1,4 @@
-"""The report of a benchmark, as a table on the screen and as a JSON file."""
+"""The report of a benchmark, as a table and as a JSON file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def number(value: float) -> str:
 
 
 def finite(value: float) -> float | None:
-    """Return a number if it is finite, else None, as JSON has only finite numbers."""
+    """Return a number if it is finite, else None: JSON has only finite numbers."""
     return value if math.isfinite(value) else None
 
 
@@ -39,9 +39,9 @@ class Report:
     """The figures of a finished benchmark.
 
     Attributes:
-        conditions: Lines about the machine, the method and the amount of measuring.
+        conditions: Lines about the machine and the method.
         title: Title of the table.
-        base: Row that ratios are relative to; None for the cache-line round trip L.
+        base: The row that ratios are relative to; None for L, the round trip of a cache line.
     """
 
     conditions: list[str]
@@ -51,7 +51,7 @@ class Report:
     base: str | None = None
 
     def ratio(self, case: Case) -> float:
-        """Return the median of a row's ratios to the base row, or to L; NaN if there is none."""
+        """Return the median of a row's ratios to the base; NaN without ratios."""
         return self.results[case.key].ratio(None if self.base is None else self.results[self.base])
 
     def show(self, console: Console) -> None:
@@ -69,7 +69,7 @@ class Report:
             console.print("  " + line, markup=False, highlight=False)
 
     def row(self, case: Case) -> dict[str, Any]:
-        """Return one row of the JSON file. Its figures are null if the row did not run."""
+        """Return a row for the JSON file. The figures are null if the row did not run."""
         result = self.results[case.key]
         return {
             **{name: getattr(case, name) for name in ("key", "title", "group", "wait", "one_core", "payload_bytes")},
@@ -87,7 +87,7 @@ class Report:
 
 
 def machine() -> str:
-    """Return a line about this machine: processor, kernel, Python."""
+    """Return a line about the machine: processor, kernel, Python."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     named = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*)", text, re.MULTILINE)
     cpu = named.group(1) if named else platform.machine()
@@ -97,7 +97,7 @@ def machine() -> str:
 
 
 def measure(cases: Sequence[Case], rounds: int, seconds: float) -> tuple[list[str], Sequence[Case], dict[str, Result]]:
-    """Measure rows in turns of about `seconds` seconds, and return the arguments of a `Report`."""
+    """Measure each row `rounds` times for about `seconds`. Return the arguments of a `Report`."""
     cpus, load = allowed_cpus(), os.getloadavg()[0]
     results = run(cases, rounds, seconds)
     turns = [turn for result in results.values() for turn in result.rounds]

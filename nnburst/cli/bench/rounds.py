@@ -1,7 +1,7 @@
-"""Rounds of a benchmark. Every row has a short turn in each, and L is measured before and after each turn.
+"""Rounds of a benchmark. A round measures every row of the table for a short time, with L before and after each row.
 
-L is the round trip of one cache line between two CPUs. The host may move a virtual machine's CPUs during a benchmark,
-and L is then several times as long for a while. So rows take turns and are compared within a round.
+L is the round trip of one cache line between two CPUs. If the host moves a virtual machine's CPUs during a benchmark, L
+is several times as long for a while. So rows are compared within a round.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..progress import progress
 from .sampling import Result, Round, Samples, from_c
 
 POLLING_WINDOW = 50e-6
-"""Polling window in seconds, for rows that poll."""
+"""Polling window in seconds, for all rows of the table that poll."""
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
 _MOST_SAMPLES = 1000
-"""Maximum number of samples in a turn."""
+"""Maximum number of samples of a row in a round."""
 
 
 class Cpus(NamedTuple):
-    """The CPU of the caller and the CPU of the servers. They are equal if there is only one."""
+    """The CPUs of the client and of the servers, which are equal if there is only one."""
 
     client: int
     server: int
@@ -40,7 +40,7 @@ class Cpus(NamedTuple):
 
 
 def allowed_cpus() -> Cpus:
-    """Return the first two CPUs that this process may use."""
+    """Return the first two CPUs of this process's affinity."""
     cpus = sorted(os.sched_getaffinity(0))
     return Cpus(cpus[0], cpus[1] if len(cpus) > 1 else cpus[0])
 
@@ -48,17 +48,17 @@ def allowed_cpus() -> Cpus:
 def pin_process(pid: int, cpus: set[int]) -> None:
     """Pin every thread of a process."""
     for thread in map(int, os.listdir(f"/proc/{pid}/task")):
-        with suppress(ProcessLookupError):  # a thread may end after it was listed
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(thread, cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A row that is ready to be measured.
+    """A row of the benchmark, ready to be measured.
 
     Attributes:
         sample: Function that takes a given number of samples.
-        server_pid: Process to pin to the server's CPU; None if there is none, or if the row pins it itself.
+        server_pid: Process to pin to the server's CPU; None for no process, or one that is pinned already.
     """
 
     sample: Callable[[int], Samples]
@@ -67,16 +67,16 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The definition of a row.
+    """The definition of a row of the benchmark.
 
     Attributes:
         key: Name for ``--only`` and in the JSON file.
         group: Paragraph of the table, by its letter in ``docs/benchmarks.md``.
         title: Name in the table.
         wait: ``poll`` (checks in a loop) or ``block`` (sleeps in the kernel).
-        payload_bytes: Bytes that the caller hands over per round trip.
-        open: Context manager that sets the row up and yields its `Subject`.
-        one_core: True if client and server share one CPU; False if each has its own.
+        payload_bytes: Bytes that the caller sends per round trip.
+        open: Context manager that prepares the row and yields its `Subject`.
+        one_core: True if client and server share a CPU.
     """
 
     key: str
@@ -89,7 +89,7 @@ class Case:
 
 
 def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
-    """Bounce one cache line between two C threads. Return the nanoseconds of each round trip, int64[count]."""
+    """Send a cache line back and forth between two C threads. Return nanoseconds of each round trip, int64[count]."""
     return from_c(count, "cache line ping-pong", lambda out: lib.nnb_bench_line(*cpus, warmup, count, out))
 
 
@@ -106,27 +106,26 @@ def _turn(case: Case, subject: Subject, cpus: Cpus, seconds: float) -> Round:
         pin_process(os.getpid(), {cpus.client})
         pin_process(subject.server_pid, {cpus.client if case.one_core else cpus.server})
     try:
-        # The first calls wake the server and warm its caches; the next ones show how many samples fit into a turn.
+        # The first calls wake the server and warm its caches. The next calls tell how many samples fit into `seconds`.
         subject.sample(_CALIBRATION_CALLS)
         each = float(np.median(subject.sample(_CALIBRATION_CALLS)))
         count = max(_CALIBRATION_CALLS, min(_MOST_SAMPLES, int(seconds * 1e9 / each)))
         subject.sample(max(1, count // 10))
         samples = subject.sample(count)
-    except MissedDeadline:  # the machine was too busy for this turn
+    except MissedDeadline:  # the machine was too busy
         return Round(np.empty(0, np.int64), math.inf, math.inf)
     return Round(samples, before, _line(cpus))
 
 
 def run(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, Result]:
-    """Measure rows in turns.
+    """Measure each row of a benchmark once in every round.
 
-    A row that cannot be set up, or fails, gets a note instead of figures, and the others continue. A turn has no
-    samples if the machine was too busy for it.
+    A row that fails gets a note instead of figures. A round has no samples if the machine was too busy.
 
     Args:
         cases: The rows.
-        rounds: Number of turns of every row.
-        seconds: Approximate length of a turn.
+        rounds: Number of rounds.
+        seconds: Approximate duration of a row in a round.
 
     Returns:
         A result per row, by key, in the order of `cases`.

@@ -1,4 +1,4 @@
-"""The rows of `nnburst bench`: L, a burst on a device that does nothing, and bursts with payloads."""
+"""The rows of `nnburst bench`: the cache line, a burst on a device that does nothing, and bursts with payloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _open_burst(nbytes: int, window: float) -> Iterator[Subject]:
     model = bytes_in_bytes_out(nbytes)
     with launch(devices=["nnburst-noop"]) as service, service.session(model, polling_window=window) as session:
         bound = session.bind()
-        bound.inputs["x"][...] = 1  # allocates the pages before anything is timed
+        bound.inputs["x"][...] = 1  # allocates the pages
         bound.run()
         yield Subject(partial(time_calls, bound.run), service.pid)
 
@@ -54,5 +54,5 @@ POOLS = tuple(map(_pool, PAYLOADS))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every row, in the order of the table and of a round. Without a second CPU there is no L."""
+    """Return every row, in the order of the table. With one CPU, the row of the cache line is missing."""
     return (LINE, *BURSTS, *POOLS)[not allowed_cpus().two :]

@@ -1,4 +1,4 @@
-"""Functions that take samples, and statistics over samples."""
+"""Functions that take samples, and statistics of samples."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9, 
 def time_calls(call: Callable[[], object], count: int) -> Samples:
     """Call a function repeatedly and return the time of each call.
 
-    The clock is read once per call: sample i is the time between the readings i and i+1, so every sample contains one
-    clock reading, and time between two calls counts as well. The garbage collector is off.
+    The clock is read once per call, so every sample contains one reading and the time between two calls. The garbage
+    collector is off.
 
     Returns:
         The nanoseconds of each call, int64[count].
@@ -45,7 +45,7 @@ def time_calls(call: Callable[[], object], count: int) -> Samples:
 
 
 def from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
-    """Return the samples that a function of the C core writes into an array uint32[count]."""
+    """Return the samples that a C function writes into an array uint32[count]."""
     samples = np.zeros(count, dtype=np.uint32)
     check(run(ffi.from_buffer("uint32_t[]", samples)), what)
     return samples.astype(np.int64)
@@ -53,13 +53,12 @@ def from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The measurements of one row in one round, with L right before and after them.
+    """The measurements of one row of the benchmark in one round. L is the round trip of a cache line between two CPUs.
 
     Attributes:
         samples: Nanoseconds of each round trip; empty if the machine was too busy.
-        line_before: Median of L before the samples, in nanoseconds; NaN if there is only one CPU, infinite if the
-            machine was too busy for two threads.
-        line_after: Median of L after the samples, with the same special values.
+        line_before, line_after: Median of L before and after the samples, in nanoseconds; NaN with one CPU, infinite
+            if the machine was too busy.
     """
 
     samples: Samples
@@ -68,10 +67,9 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """True if the round can be compared: it has samples, and L, the latency between two CPUs, was steady.
+        """True if the round has samples, and `line_before` and `line_after` differ at most by a factor of 1.5.
 
-        L may change by a factor of 1.5; it changes more if the host moves the guest's CPUs. With one CPU there is no
-        L, and any round with samples counts.
+        The two differ more if the host moves the guest's CPUs. With one CPU, only samples are needed.
         """
         low, high = sorted((self.line_before, self.line_after))
         return len(self.samples) > 0 and not math.isinf(high) and not high > 1.5 * low
@@ -95,14 +93,14 @@ class Result:
         return np.concatenate([np.empty(0, np.int64), *(r.samples for r in self.rounds)])
 
     def percentiles_us(self) -> dict[str, float]:
-        """Return the `PERCENTILES` of all samples together, in microseconds; NaN without samples."""
+        """Return the `PERCENTILES` of all samples in microseconds; NaN without samples."""
         samples = self.samples
         if not len(samples):
             return dict.fromkeys(PERCENTILES, math.nan)
         return dict(zip(PERCENTILES, (np.percentile(samples, [*PERCENTILES.values()]) / 1e3).tolist(), strict=True))
 
     def ratios(self, base: Result | None = None, percent: float = 50) -> list[float]:
-        """Return this row's percentile divided by the base row's (or by L) for each settled round."""
+        """Return this row's percentile divided by the base row's (or by L), for each settled round."""
         if base is not None:
             return [
                 float(np.percentile(a.samples, percent) / np.percentile(b.samples, percent))
@@ -113,6 +111,6 @@ class Result:
         return [float(np.percentile(r.samples, percent)) / line for r, line in lines if not math.isnan(line)]
 
     def ratio(self, base: Result | None = None) -> float:
-        """Return the median of `ratios`; NaN if no round is settled, or L was not measured."""
+        """Return the median of `ratios`; NaN if there are none."""
         found = self.ratios(base)
         return float(np.median(found)) if found else math.nan

@@ -1,1 +1,1 @@
-"""`nnburst demo`: classify real images over a burst and over `multiprocessing.Pipe`, side by side."""
+"""`nnburst demo`: classify real images over a burst and over `multiprocessing.Pipe`."""

@@ -1,4 +1,4 @@
-"""`nnburst demo`: a burst, a pipe and this process classify the same images in turns."""
+"""The `nnburst demo` command: a burst, a pipe and this process classify the same images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .network import DATA, EXAMPLES, INPUT, OUTPUT, build_model, load_digits
 
 Array = npt.NDArray[np.float32]
 Ask = Callable[[Array], Array]
-"""A function that classifies one image, and returns a copy of the ten probabilities."""
+"""A function that classifies one image and returns ten probabilities."""
 
 BURST, PIPE, LOCAL = "burst to the service", "multiprocessing.Pipe", "in this process"
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -92,7 +92,7 @@ def _save(file: Path) -> None:
 
 
 def classifier(session: Session) -> Ask:
-    """Return a function that classifies an image with a session, through arrays shared with the service."""
+    """Return a function that classifies an image with a session, through shared memory."""
     bound = session.bind()
     image, probabilities, run = bound.inputs[INPUT], bound.outputs[OUTPUT], bound.run
 
@@ -112,12 +112,12 @@ def _in_child(device: str) -> Ask:
 def race(
     contenders: Mapping[str, Ask], images: npt.NDArray[np.float32], passes: int
 ) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, Array]]:
-    """Have every contender classify every image several times, one image per execution.
+    """Let every contender classify every image `passes` times, one image per execution.
 
     The contenders take turns after each pass, so that a disturbance of the machine affects all of them.
 
     Returns:
-        The nanoseconds of each call, and the answers [passes, n, 1, 10], by contender.
+        By contender, the nanoseconds of each call, and the answers [passes, n, 1, 10].
     """
     took: dict[str, list[int]] = {name: [] for name in contenders}
     answers: dict[str, list[Any]] = {name: [] for name in contenders}
@@ -139,7 +139,7 @@ def race(
 
 
 def percentiles_us(took: npt.NDArray[np.int64]) -> list[float]:
-    """Return the `PERCENTILES` of durations, in microseconds. Each is one of the durations."""
+    """Return the `PERCENTILES` of durations in microseconds, without interpolation."""
     return [float(value) / 1e3 for value in np.percentile(took, PERCENTILES, method="higher")]
 
 

@@ -1,4 +1,4 @@
-"""The images of digits, the network (trained by `examples/digits/train.py`), and ONNX files to try."""
+"""Images of digits, a network (trained by `examples/digits/train.py`), and ONNX files to try."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Digits:
     """The data set of handwritten digits.
 
     Attributes:
-        images: float32 [n, 1, 8, 8, 1] from 0 (paper) to 1 (ink); each ``images[i]`` is one input.
+        images: float32 [n, 1, 8, 8, 1] from 0 (paper) to 1 (ink); ``images[i]`` is an input.
         labels: uint8 [n], the digit in each image.
         held_out: bool [n], True for images that were not used in training.
     """
@@ -40,7 +40,7 @@ class Digits:
 
 
 def load_digits() -> Digits:
-    """Return the 1,797 handwritten digits. The README beside the data states their source and licence."""
+    """Return 1,797 handwritten digits. For source and licence, see the README beside the data."""
     with np.load(DATA / "digits.npz") as data:
         images = (data["images"] / np.float32(16)).astype(np.float32)
         return Digits(images.reshape(-1, *IMAGE_SHAPE), data["labels"], data["held_out"])
@@ -76,4 +76,4 @@ def _frame() -> npt.NDArray[Any]:
 
 
 EXAMPLES: dict[str, Callable[[], npt.NDArray[Any]]] = {"digits.onnx": _digit, "detector.onnx": _frame}
-"""Files in `DATA` (made by `examples/digits/models.py`), each with a function that makes its input."""
+"""Files in `DATA` (made by `examples/digits/models.py`), and functions that make their inputs."""

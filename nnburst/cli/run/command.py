@@ -129,7 +129,6 @@ def _check_known(option: str, given: dict[str, Any], known: list[str]) -> None:
 
 
 def _run(session: Session, arrays: dict[str, Any], files: dict[str, str], as_json: bool) -> None:
-    """Run the model once, then print and save its outputs."""
     import numpy as np
 
     from ..tensors import as_result, as_saved, plain, shorten
@@ -141,7 +140,7 @@ def _run(session: Session, arrays: dict[str, Any], files: dict[str, str], as_jso
         row = as_result(argument, value)
         if name in files:
             with open(files[name], "wb") as file:
-                np.save(file, as_saved(value))  # an open file, because numpy.save would append .npy to a name
+                np.save(file, as_saved(value))  # numpy.save would append .npy to a name
             rows.append(row | {"file": files[name]})
         else:
             rows.append(row | {"values": plain(value)})

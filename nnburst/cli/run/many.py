@@ -1,4 +1,4 @@
-"""``nnburst run --many``: run a model on each file of a directory. A file that fails is named, and the others run."""
+"""``nnburst run --many``: run a model on each file of a directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def input_files(directory: Path) -> list[Path]:
     """Return the input files of a directory, sorted by name.
 
     Raises:
-        InvalidArgument: The directory has no such files.
+        InvalidArgument: The directory has no input files.
     """
     files = sorted(path for path in directory.iterdir() if path.suffix in (".npy", ".npz") and path.is_file())
     if not files:
@@ -40,7 +40,7 @@ def input_files(directory: Path) -> list[Path]:
 
 
 def targets(files: Sequence[Path], directory: Path | None) -> dict[Path, Path]:
-    """Return the output file of each input file. Creates the directory if necessary.
+    """Return the output file of each input file. Create the directory if necessary.
 
     Raises:
         InvalidArgument: Two files would have the same output file, or the directory is the input directory.
@@ -60,11 +60,11 @@ def targets(files: Sequence[Path], directory: Path | None) -> dict[Path, Path]:
 
 
 def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[Outcome]:
-    """Yield each file with its outputs, or with its error, in order.
+    """Yield each file with its outputs or its error, in order.
 
     Args:
-        session: A session that restarts a dead service, so that an input that kills it does not affect the others.
-        files: The input files. Each is read while the service runs the ones before it.
+        session: A session that restarts a dead service, so that a deadly input does not affect others.
+        files: The input files. A file is read while the service runs earlier ones.
         batch: As for `Session.run_many`.
 
     Raises:
@@ -86,13 +86,13 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
         died = False
         try:
             for outcome in session.run_many(inputs(), batch=batch, on_error="return"):
-                while isinstance(flying[0][1], NNBurstError):  # an unreadable file, which is not among the inputs
+                while isinstance(flying[0][1], NNBurstError):  # an unreadable file is not among the inputs
                     yield _alone(session, flying.popleft())
                 loaded = flying.popleft()
                 yield _alone(session, loaded) if isinstance(outcome, Exception) else (loaded[0], outcome)
         except DeadObject:
             died = True
-        while flying:  # runs each alone, to find the one that kills the service
+        while flying:  # runs each file alone, to find the deadly one
             yield _alone(session, flying.popleft())
 
 
@@ -124,7 +124,7 @@ def _alone(session: Session, loaded: Loaded) -> Outcome:
 def run_directory(
     session: Session, files: Sequence[Path], places: Mapping[Path, Path], batch: int, as_json: bool
 ) -> bool:
-    """Run all files, save the outputs and report. Return True if none failed."""
+    """Run all files, save the outputs and report failures. Return True if no file failed."""
     nodes = session.get_outputs()
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
@@ -151,7 +151,7 @@ def run_directory(
 
 
 def _save(target: Path, outputs: Mapping[str, Array]) -> None:
-    with zipfile.ZipFile(target, "w") as archive:  # like numpy.savez, which fails for an output named "file"
+    with zipfile.ZipFile(target, "w") as archive:  # numpy.savez fails for an output named "file"
         for name, array in outputs.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The processes that run beside a service and end with it: the gateway and the metrics server."""
+"""The processes that start and end with a service: the gateway and the metrics server."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _STARTING_S = 60.0
 _ENDING_S = 5.0
 _PAUSE_S = 1.0
 _WINDOW_US = 300
-"""Microseconds that the gateway polls for an answer: enough for a sleeping service to wake and run a small model."""
+"""Microseconds that the gateway polls for an answer, enough for a sleeping service to wake and run a small model."""
 
 
 class Child:
-    """A process, with a thread that restarts it one second after it has ended by itself.
+    """A process, and a thread that restarts a process one second after its unexpected end.
 
-    The process runs `nnburst.gateway.run` with its options as JSON. When ready, it prints one line of JSON: its ports
-    by protocol, or an ``error``. It ends at the end of its standard input.
+    The process runs `nnburst.gateway.run` with options as JSON. When ready, it prints one line of JSON: ports by
+    protocol, or an ``error``. The end of its standard input ends the process.
 
     Args:
         what: Name of the process in messages, such as ``the gateway``.
-        option: The option of `nnburst serve` that starts it.
+        option: The option of `nnburst serve` that starts the process.
         options: The fields of `nnburst.gateway.run.Served` that differ from the defaults.
-        patience: Seconds that the process may take to end.
+        patience: Seconds to wait for the end of the process.
         environment: Environment variables to set, unless they are already set.
 
     Attributes:
-        options: The options. Changes take effect at the next start. Addresses keep the ports of the first start.
-        ports: The port, or the address of a Unix socket, of each protocol.
+        options: The options for the next start, with the ports of the first start.
+        ports: Port, or address of a Unix socket, of each protocol.
 
     Raises:
         DeviceUnavailable: The process cannot be started.
@@ -65,25 +65,25 @@ class Child:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.ports: dict[str, int | str] = self._start()
-        for protocol, port in self.ports.items():  # a restarted process must have the same addresses
+        for protocol, port in self.ports.items():  # a restarted process uses the same addresses
             if not isinstance(port, str):
                 options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
         self._watcher = threading.Thread(target=self._watch, name=f"nnburst-{option.lstrip('-')}", daemon=True)
         self._watcher.start()
 
     def renew(self) -> None:
-        """Have the process read its files again."""
+        """Make the process read its files again."""
         self._process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
-        """End the process, wait for it, and do not restart it. Idempotent."""
+        """End the process for good, and wait for its end. Idempotent."""
         with self._lock:
             self._closing.set()
         self._end(self._process)
         self._watcher.join()
         for port in self.ports.values():
             if isinstance(port, str):
-                with contextlib.suppress(OSError, BadState):  # another service may listen at the path by now
+                with contextlib.suppress(OSError, BadState):  # another service may already listen at the path
                     path = Path(port.removeprefix("unix:"))
                     check_free(path)
                     path.unlink()
@@ -112,7 +112,7 @@ class Child:
             if "error" in said:
                 raise DeviceUnavailable(f"{self._option}: {said['error']}")
             return said
-        except (ValueError, TypeError) as error:  # a malformed line, or `close` was called before
+        except (ValueError, TypeError) as error:  # a malformed line, or `close` was called
             self._end(process)
             raise DeviceUnavailable(f"{self._option}: {self._what} did not say its ports: {error}") from error
         except BaseException:
@@ -122,7 +122,7 @@ class Child:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()  # the process ends at this
+        process.stdin.close()  # ends the process
         try:
             process.wait(self._patience)
         except subprocess.TimeoutExpired:
@@ -148,11 +148,11 @@ class Child:
 
 
 def _check_address(option: str, address: str, *, asks_for_tokens: bool) -> None:
-    """Check that an address is ``HOST:PORT`` or a free ``unix:/PATH``. Warn of one that needs no token.
+    """Check that an address is ``HOST:PORT`` or a free ``unix:/PATH``. Warn of an open address without tokens.
 
     Raises:
         BadState: Another process listens at the path.
-        InvalidArgument: The address is neither.
+        InvalidArgument: The address is malformed.
     """
     if address.startswith("unix:/"):
         check_free(Path(address.removeprefix("unix:")))
@@ -168,7 +168,7 @@ def _check_address(option: str, address: str, *, asks_for_tokens: bool) -> None:
 
 
 def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
-    """Start the gateway, if an option asks for one of its protocols.
+    """Start the gateway, if an option requests a protocol.
 
     Args:
         has_models: True if there is a model to serve.
@@ -176,7 +176,7 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
 
     Raises:
         BadState: Another process listens at the path.
-        DeviceUnavailable: The extra is not installed, or an address cannot be used.
+        DeviceUnavailable: The extra is not installed, or an address is unusable.
         InvalidArgument: An address is malformed, or there are no models to serve.
     """
     wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
@@ -208,7 +208,7 @@ def start_metrics(where: str | None, options: Mapping[str, Any]) -> Child | None
 
     Raises:
         BadState: Another process listens at the path.
-        DeviceUnavailable: The extra is not installed, the address cannot be used, or the file of tokens is invalid.
+        DeviceUnavailable: The extra is not installed, the address is unusable, or the file of tokens is invalid.
         InvalidArgument: The address is malformed.
     """
     if where is None:

@@ -29,9 +29,9 @@ _MOST_FDS = 1 << 18
 
 @contextlib.contextmanager
 def _signals_of_the_start() -> Iterator[None]:
-    """End the start in order at SIGTERM or SIGINT, and keep a SIGHUP pending until the service handles it.
+    """During the start, let SIGTERM and SIGINT raise `SystemExit`, and keep SIGHUP pending.
 
-    `SystemExit` ends the start, so that all resources are released. A second signal has no effect.
+    `SystemExit` releases all resources. A second signal has no effect.
     """
     hangup, ends = {signal.SIGHUP}, (signal.SIGTERM, signal.SIGINT)
 
@@ -41,18 +41,18 @@ def _signals_of_the_start() -> Iterator[None]:
         raise SystemExit(0)
 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hangup)
-    before = {number: signal.signal(number, leave) for number in (*ends, *hangup)}  # SIGHUP stays ignored under nohup
+    before = {number: signal.signal(number, leave) for number in (*ends, *hangup)}  # under nohup, SIGHUP stays ignored
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signal.sigtimedwait(hangup, 0)  # discards a SIGHUP that came after the end
+        signal.sigtimedwait(hangup, 0)  # discards a pending SIGHUP
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _pairs(table: dict[str, object], before: str = "") -> Iterator[str]:
-    """Yield KEY=VALUE for each entry of a table. An entry such as ``user.models = 4`` is in a nested table."""
+    """Yield KEY=VALUE for each entry of a table, and ``user.models=4`` for an entry of a nested table."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _pairs(value, f"{before}{key}.")
@@ -61,7 +61,7 @@ def _pairs(table: dict[str, object], before: str = "") -> Iterator[str]:
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
-    """Read defaults of options, by name, from a file. An option that may be repeated has a list or a table."""
+    """Read defaults of options from a file. A repeatable option has a list or a table."""
     import tomllib
 
     if file is None:
@@ -245,7 +245,7 @@ def serve(
         broker = Broker(listeners, workers, policy=policy, idle_exit=idle_exit)
         stack.callback(broker.close)
         shared = broker.workers.shared
-        beside = stack.enter_context(contextlib.ExitStack())  # the service's own clients, which end first
+        beside = stack.enter_context(contextlib.ExitStack())  # the gateway and metrics, which end first
         log = {"log_level": log_level.upper(), "log_format": log_format, "token_file": token_file}
         watched = start_metrics(metrics, log)
         if watched is not None:
@@ -283,7 +283,7 @@ def serve(
                 repository.change(broker.workers.shared, name, unload)
             finally:
                 for child in filter(None, (watched, running)):
-                    child.options["unloaded"] = repository.unloaded  # for a later restart of the gateway
+                    child.options["unloaded"] = repository.unloaded  # for a restart of the gateway
                     child.renew()
 
         def announce() -> None:
@@ -296,7 +296,7 @@ def serve(
 
 
 def _settle_environment() -> None:
-    """Restart with a service's environment, so that NumPy's libraries start no threads, which could get signals."""
+    """Restart with a service's environment, so that NumPy's libraries start no threads, which could receive signals."""
     from ...service.process.command import interpreter, service_environment
 
     env = service_environment(os.environ)
@@ -316,7 +316,7 @@ def _ready_line(ready: dict[str, Any]) -> str:
 
 
 def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the quotas of a connection, and the quotas of a user, whose keys begin with ``user.``."""
+    """Return the quotas of a connection, and those of a user (keys with ``user.``)."""
     from ...service.host.quotas import PER_USER, Quotas
 
     pairs = parse_pairs(texts, "--quota")
@@ -329,12 +329,12 @@ def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _more(files: Mapping[str, str]) -> list[str]:
-    """Return the devices that model files need, without the default devices."""
+    """Return the devices that model files need beyond the default devices."""
     return ["nnburst-litert"] if any(file.lower().endswith(".tflite") for file in files.values()) else []
 
 
 def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the device that runs the named functions; an empty list without functions."""
+    """Return the device for the named functions; an empty list without functions."""
     if targets and any(device.partition(":")[0] == "nnburst-function" for device in devices):
         raise InvalidArgument(f"--device nnburst-function and {targets[0]}: give all functions as FILE.py:FUNCTION")
     return [f"nnburst-function:call={'+'.join(targets)}"] if targets else []
@@ -347,7 +347,7 @@ def _policy(text: str) -> tuple[str, int]:
     number = whole_number(priority)
     if number is None:
         raise InvalidArgument(f"--scheduler {text}: write it as POLICY:PRIORITY, such as fifo:20")
-    Scheduling.of((policy, number), None)  # raises an error that explains what is wrong
+    Scheduling.of((policy, number), None)  # raises the error
     return policy, number
 
 
@@ -359,7 +359,7 @@ def _gid(group: str) -> int:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors. A worker gets a quarter of it, where each pool of a client takes one."""
+    """Raise the limit of descriptors. A worker process gets a quarter of it, and needs a descriptor per memory pool."""
     import resource
 
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -374,14 +374,14 @@ def _raise_descriptor_limit() -> None:
 def _batching(
     files: Mapping[str, str], directory: str | None, batches: Sequence[str], waits: Sequence[str]
 ) -> dict[str, Batching]:
-    """Return the batching of each model from ``--batch`` and ``--batch-wait``. The key "" means all others."""
+    """Return the batching of each model from ``--batch`` and ``--batch-wait``. The key "" means all other models."""
     from ..._core import lib
     from .repository import Batching
 
     most: int = lib.NNB_MOST_BATCHED
     chosen = {"": Batching()}
     for option, texts in (("--batch", batches), ("--batch-wait", waits)):
-        for text in sorted(texts, key=lambda text: "=" in text):  # a value for all models comes before values for one
+        for text in sorted(texts, key=lambda text: "=" in text):  # values for one model override
             name, equals, value = text.rpartition("=")
             if not files and directory is None:
                 raise InvalidArgument(f"{option} {text}: there is no model; give --model NAME=FILE or --models DIR")

@@ -1,4 +1,4 @@
-"""The files of a shared service's named models: files that exist, and files that are served."""
+"""The files of a shared service's named models."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _PIECE = 4 << 20
 
 
 class Batching(NamedTuple):
-    """The maximum number of rows of a model in one run, and the seconds that a request waits for others."""
+    """The maximum number of batch rows in one run, and the seconds that a request waits for others."""
 
     rows: int = 1
     wait: float = 0.0
 
 
 class Repository:
-    """Publishes models on the shared worker, and withdraws them.
+    """The model files of a shared service, which it loads into and unloads from the service's worker process.
 
     Args:
-        files: Paths of model files, by the names of the models.
-        directory: A directory of ``NAME/VERSION/FILE``, where a version is a whole number; such a model is served as
-            ``NAME:VERSION``. It is read whenever models are loaded. None for no such models.
-        batching: Batching by the name of a model, without version; the key "" stands for all others.
+        files: Paths of model files, by name of the model.
+        directory: A directory of ``NAME/VERSION/FILE``, served as ``NAME:VERSION``; versions are whole numbers. Each
+            load reads the directory. None for no directory.
+        batching: Batching by name of the model, without version; "" means all other models.
 
     Raises:
         InvalidArgument: The directory does not exist, a version does not have exactly one file that a device can read,
@@ -61,11 +61,10 @@ class Repository:
         return not self._files and self._directory is None
 
     def prepare(self, worker: ServiceConnection) -> None:
-        """Publish all models on a worker that has just started.
+        """Load all models into a new worker process.
 
         Raises:
-            NNBurstError: A model cannot be loaded. Raised only for the first worker; later ones serve the models that
-                they can.
+            NNBurstError: A model cannot be loaded into the first worker. After a restart, the error is only logged.
         """
         if both := sorted(self._files.keys() & worker.list_models().keys()):
             raise InvalidArgument(f"--model {both[0]}: a function has that name, too")
@@ -80,8 +79,8 @@ class Repository:
         """Reload all versions of a model from their files, or unload them. Without a name, reload all loaded models.
 
         Raises:
-            InvalidArgument: There is no such model.
-            NNBurstError: A model cannot be loaded, and is served as before. Without a name, this is only logged.
+            InvalidArgument: The model is unknown.
+            NNBurstError: A version cannot be loaded; the old one stays. Without a name, the error is only logged.
         """
         found, served = self._found(), worker.list_models()
         if name is not None:
@@ -100,13 +99,13 @@ class Repository:
                 except NNBurstError as error:
                     if name is not None:
                         raise
-                    if worker.alive:  # otherwise the next worker loads them, or the service ends
+                    if worker.alive:  # a new worker loads the models again
                         _log.error("%s; what was served is served as before", error)
         if name is None:
             _log.info("the models were loaded again")
 
     def _has_gone(self, name: str, found: Mapping[str, str]) -> bool:
-        """Return True if a served model comes from a version that no longer exists."""
+        """Return True if a model's version no longer exists."""
         return name not in found and ":" in name
 
     def _found(self) -> dict[str, str]:
@@ -123,13 +122,13 @@ class Repository:
         return found
 
     def _publish(self, worker: ServiceConnection, name: str, file: str) -> None:
-        """Have the worker compile a model, unless it already serves this file."""
+        """Make the worker compile a model, unless the worker already serves this file."""
         try:
             with imported(worker, None, file) as (device, found):
                 hashed = hashlib.sha256()
                 for pool in found.model.pools:
                     assert isinstance(pool, Memory)
-                    for start in range(0, pool.size, _PIECE):  # copied: a file that shrinks causes no SIGBUS
+                    for start in range(0, pool.size, _PIECE):  # copies: a shrinking file must not cause SIGBUS
                         hashed.update(pool.read("u1", (min(_PIECE, pool.size - start),), start).data)
                 digest = hashed.hexdigest()
                 if worker.list_models().get(name) != digest:
