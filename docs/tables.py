@@ -200,16 +200,6 @@ def rows_of_record(parts: Iterable[dict[str, Any]]) -> str:
     return "\n".join(texts)
 
 
-def columns(name: str) -> str:
-    """A run's command, its machine and its only table, as columns of text."""
-    run = stored()[name]
-    (part,) = run["tables"]
-    rows = [[cell.strip("`:") for cell in row] for row in (part["header"], *part["rows"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "\n".join([paragraph(f"`{run['command']}`. {run['machine']}.") + "\n", "```text", *lines, "```"])
-
-
 def run_tables(name: str) -> str:
     """All tables of a run, and its conditions; of the budget the promises that were not kept."""
     run = stored()[name]
@@ -359,7 +349,6 @@ MAKERS: dict[str, Callable[..., str]] = {
     "requirements": requirements,
     "mutants": mutants,
     "run": run_tables,
-    "columns": columns,
     "first-page": first_page,
     "ways": ways,
 }

@@ -3,7 +3,7 @@
 GenMC explores all executions of the programs here under two memory models, Spin all states of the protocol. Names of
 programs limit the run: ``python tests/model/prove.py channel full``. ``--show`` prints what led to a failure. With
 ``--markdown FILE`` it writes a table of executions and seconds of processor time, too:
-``docs/tables.py --store proofs FILE`` puts it into the page.
+``docs/tables.py --store proofs FILE`` stores it.
 """
 
 from __future__ import annotations

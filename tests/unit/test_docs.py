@@ -413,7 +413,7 @@ def test_measured_figures_of_a_page_are_in_the_run_that_they_name(tables: Any) -
 
 def test_a_stored_run_is_quoted_somewhere(tables: Any) -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in tables.pages())
-    assert set(re.findall(r"<!-- (?:figures:|made: run|made: columns) (\S+) -->", text)) == tables.stored().keys()
+    assert set(re.findall(r"<!-- (?:figures:|made: run) (\S+) -->", text)) == tables.stored().keys()
 
 
 def test_figures_of_no_run_are_found(tables: Any, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def test_table_of_mutants_has_every_order_of_the_sources() -> None:
 
 def test_page_describes_every_program() -> None:
     page = (ROOT / "docs" / "internals" / "proof.md").read_text(encoding="utf-8")
-    (programs,) = re.findall(r"^## Programs\n.*?^```text\n(.+?)^```$", page, re.DOTALL | re.MULTILINE)
-    described = re.findall(r"^(\S+)", programs, re.MULTILINE)
+    parts = re.findall(r"^- \*\*[\w ,]+\*\* \(([^)]+)\):", page, re.MULTILINE)
+    described = [name for part in parts for name in re.findall(r"`([\w.]+)`", part)]
     assert sorted(described) == sorted([*checker.PROGRAMS, *(f"{name}.pml" for name in checker.PROTOCOLS)])
 
 
