@@ -154,7 +154,7 @@ def requirements() -> str:
 
 def mutants() -> str:
     """How many weakened memory orders the proofs catch."""
-    text = (ROOT / "tests" / "model" / "mutants.md").read_text("utf-8")
+    text = (ROOT / "tests" / "model" / "mutants.txt").read_text("utf-8")
     found = re.findall(r"^\w+\.[ch]:.+?: (\w+)", text, re.MULTILINE)
     return f"{len(found) - found.count('survived')} of {len(found)} are caught."
 

@@ -1,7 +1,7 @@
 """Weakens every memory order of the C core in turn and asks whether the programs here find it: ``make prove-mutants``.
 
 A mutant is one call in ``csrc`` with the next weaker order (or each of several), or without its fence. It is caught if
-some program fails on it that proves the real sources. ``mutants.md`` is what the last whole run has found; a mutant
+some program fails on it that proves the real sources. ``mutants.txt`` is what the last whole run has found; a mutant
 that none catches has its reason there, or the run fails. ``bench.c`` measures and runs in no product.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import checker
 
-TABLE = checker.HERE / "mutants.md"
+TABLE = checker.HERE / "mutants.txt"
 LEAST_CAUGHT = 0.95
 QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_three group_held bell abandon
 group_sleeper_thread group_end group_hand_over flights move kernels plans blocking full_results channel

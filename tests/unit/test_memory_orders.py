@@ -31,7 +31,7 @@ def test_one_header_owns_every_atomic() -> None:
 def test_table_of_mutants_has_every_order_of_the_sources() -> None:
     rows = re.findall(r"^(\w+\.[ch]:.+?): (\w+).*$", mutate.TABLE.read_text("utf-8"), re.MULTILINE)
     assert sorted(name for name, _ in rows) == sorted(mutant.name for mutant in mutate.mutants(checker.CORE)), (
-        "the orders of csrc have changed: run `make prove-mutants` and bring tests/model/mutants.md up to date"
+        "the orders of csrc have changed: run `make prove-mutants` and bring tests/model/mutants.txt up to date"
     )
     assert {found for _, found in rows} - {"survived"} <= {*checker.PROGRAMS}
     assert sum(found != "survived" for _, found in rows) >= mutate.LEAST_CAUGHT * len(rows)
