@@ -1,7 +1,7 @@
 """Sources of cache files: a cache directory, or files that the caller has opened.
 
-A source makes offers one by one: entries to restore, then files for a new entry. The next offer is made only if the
-one before failed. The files of an offer are closed at the next offer, or when the source is closed.
+A source yields offers: entries to restore, then files for a new entry. The caller takes the next offer only if the last
+one failed. The next offer, or the end of the generator, closes the last offer's files.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same model."""
 _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG)
-"""Reasons with which a device declines to save a model. After a few refusals, the device is not asked again."""
+"""Reasons why a device declines to save a model. After three refusals, the device is not asked again."""
 
 
 class Job(Struct, frozen=True):
-    """A compilation of a model or a part of one, for one device.
+    """A compilation of a model, or of a part of a model, for one device.
 
     Attributes:
-        model: The model, or the part of it that the device runs.
+        model: The model or the part.
         part: Operations of the part in the whole model, as (subgraph, index).
     """
 
@@ -46,7 +46,7 @@ class Job(Struct, frozen=True):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The number of model files and the number of data files."""
+        """The numbers of model files and data files."""
         return self.device.get_number_of_cache_files_needed()
 
 
@@ -54,7 +54,7 @@ class Entry(Struct, frozen=True):
     """The files of an earlier compilation.
 
     Attributes:
-        generation: Number of the save that wrote the files, if known.
+        generation: Id of the save that wrote the files, if known.
         close: Function that closes the files early.
     """
 
@@ -64,16 +64,16 @@ class Entry(Struct, frozen=True):
 
 
 def _outcome_of(files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-    """Return the outcome of a save that the device reports; DECLINED if it reports none."""
+    """Return the outcome of a save as the device reports it; DECLINED if there is no report."""
     return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
 
 
 class Room(Struct, frozen=True):
-    """The files for a new entry, which are the last offer of a source.
+    """The files for a new entry: the last offer of a source.
 
     Attributes:
-        files: Open files, new or to be overwritten.
-        keep: Function that makes the files an entry after compiling, and returns the outcome.
+        files: Open files, whose content is overwritten.
+        keep: Function that turns the files into an entry after compiling, and returns the outcome.
     """
 
     files: CacheFiles
@@ -84,18 +84,18 @@ class CacheSource:
     """A source of cache files."""
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
-        """Yield entries to restore, the newest first, then a `Room`. Raises `CacheRejected` if there is none."""
+        """Yield entries to restore, newest first, then a `Room`. Raises `CacheRejected` without a `Room`."""
         raise NotImplementedError
 
     def note(self, reason: CacheReason, entry: Entry) -> None:
-        """Record the use of an entry, or remove a spoilt one.
+        """Record the use of an entry, or remove an entry that can never be restored.
 
         Args:
-            reason: HIT, or the reason why the entry was refused.
+            reason: HIT, or the reason of the refusal.
         """
 
     def close(self) -> None:
-        """Close files that stay open for several compilations."""
+        """Close files that several compilations use."""
 
 
 class DirectoryCache(CacheSource):
@@ -103,7 +103,7 @@ class DirectoryCache(CacheSource):
 
     Args:
         cache_key: The application's cache key, 32 bytes; None for a key made from the model, including its constants.
-        encrypt: True to have the device encrypt the files.
+        encrypt: True to make the device encrypt the files.
     """
 
     def __init__(self, cache: Cache, cache_key: bytes | None, *, encrypt: bool = False) -> None:
@@ -150,11 +150,11 @@ class DirectoryCache(CacheSource):
 
         yield from existing()
         left = Deadline(job.asked.deadline_ns).left()
-        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # the rest is for compiling
+        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # leaves time to compile
         for last in (False, True):
             with contextlib.closing(self._staged(entry, job, until)) as staged:
-                if staged.waited or self._cache.generations(entry) - seen:  # another process may have written it
-                    if not last:  # other waiting processes need not wait for this one
+                if staged.waited or self._cache.generations(entry) - seen:  # another process may have written the entry
+                    if not last:  # lets waiting processes read the entry, too
                         staged.close()
                     yield from existing()
                     if not last:
@@ -180,7 +180,7 @@ class DirectoryCache(CacheSource):
         return reason
 
     def _published(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-        from ...cache.container import is_encrypted  # imported late: few clients need it
+        from ...cache.container import is_encrypted  # late: few clients need it
 
         result, reason = prepared.cache_result, _outcome_of(files, prepared)
         if result is None or not result.saved:
@@ -190,12 +190,12 @@ class DirectoryCache(CacheSource):
         if result.nbytes > self._cache.limits.max_bytes:
             return CacheReason.TOO_BIG
         if self._encrypt and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
-            return CacheReason.DECLINED  # the service or device does not support it
+            return CacheReason.DECLINED  # the service or device cannot encrypt
         generation = result.generation
         try:
             staged.publish(generation)
             if not job.device.confirm_cache(files.cache_key, generation):
-                return CacheReason.NO_ROW  # the service has lost this key, but an older generation may work
+                return CacheReason.NO_ROW  # the service forgot the save; an older entry may work
             staged.finish(generation)
         except DeadObject:
             raise
@@ -207,13 +207,13 @@ class DirectoryCache(CacheSource):
         name = entry_name(entry.files.cache_key)
         if reason is CacheReason.HIT:
             self._cache.note_use(name, entry.generation)
-        elif reason in SPOILT:  # other failures say nothing about the entry
+        elif reason in SPOILT:  # after other failures the entry may be good
             with contextlib.suppress(CacheRejected):
                 self._cache.remove(name, entry.generation)
 
 
 def _has_changed(model: Model, fingerprint: bytes) -> bool:
-    """Return True if memory or files of constants changed after the save: devices need not check that."""
+    """Return True if memory or files of constants changed since the save. Devices need not check such changes."""
     operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
     if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
         return False
@@ -224,10 +224,10 @@ def _has_changed(model: Model, fingerprint: bytes) -> bool:
 
 
 class DescriptorCache(CacheSource):
-    """A source of files that the caller has opened. It duplicates the descriptors; `close` closes the duplicates.
+    """A source of files that the caller has opened, with duplicates of the descriptors.
 
     Args:
-        cache_key: 32 bytes, used unchanged.
+        cache_key: The cache key, 32 bytes, used unchanged.
 
     Raises:
         InvalidArgument: A descriptor is not open.

@@ -1,4 +1,4 @@
-"""Compilation caching in the runtime: restore an offered entry, or compile and save. A failed look-up is no error."""
+"""Compilation caching in the runtime: restore an entry, or compile and save. A failed look-up is no error."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _PASSING = {
     ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: CacheReason.BUSY,
     ErrorStatus.DEVICE_UNAVAILABLE: CacheReason.BUSY,
 }
-"""Cache reasons for failed look-ups that are not the entry's fault."""
+"""Cache reasons by the status of failed restorations."""
 
 
 class CacheReport(Struct, frozen=True):
     """Result of caching for one compilation.
 
     Attributes:
-        outcome: ``HIT``, ``SAVED``, ``NOT_SAVED`` (compiled, nothing written), ``REJECTED`` (files existed but were not
-            accepted; compiled and not saved) or ``DISABLED`` (not requested, or the device does not cache).
+        outcome: ``HIT``, ``SAVED``, ``NOT_SAVED``, ``REJECTED`` (existing files were not accepted, and the compiled
+            model was not saved) or ``DISABLED`` (not requested, or the device does not cache).
         reason: The outcome in detail.
-        rejected: Reason for which existing files were not accepted; None if there were no files, or they were accepted.
+        rejected: Reason why existing files were not accepted; None if they were, or there were no files.
         nbytes: Bytes of the files that were read or written.
         lookup_ms: Duration of the look-up in milliseconds.
         compile_ms: Duration of the compilation, including the save; 0 after a hit.
-        save_ms: Duration of the save alone.
+        save_ms: Duration of the save in milliseconds.
     """
 
     outcome: str
@@ -58,14 +58,14 @@ _WORST = ("REJECTED", "NOT_SAVED", "SAVED", "HIT", "DISABLED")
 
 
 def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
-    """Return one report for all parts of a model, with the worst outcome and the sums."""
+    """Return one report for all parts of a model, with the worst outcome and the sums of times and bytes."""
     worst = min(reports, key=lambda report: _WORST.index(report.outcome))
     sums = ("nbytes", "lookup_ms", "compile_ms", "save_ms")
     return replace(worst, **{name: sum(getattr(report, name) for report in reports) for name in sums})
 
 
 class _Attempt:
-    """A compilation with caching, in which the device tries each offer of the source."""
+    """A compilation that tries each offer of a cache source."""
 
     def __init__(self, job: Job, source: CacheSource) -> None:
         self._job, self._source = job, source
@@ -74,12 +74,11 @@ class _Attempt:
         self.rejected: CacheReason | None = None
         self.compile_ms = 0.0
         self.failed = False
-        """True if compiling failed."""
         self._suspect: Entry | None = None
-        """The entry that was being restored when the device's process ended."""
+        """The entry whose restoration ended the device's process."""
 
     def take(self, offer: Entry | Room) -> CacheReason | None:
-        """Try an offer. Return the outcome, or None if the next offer is needed."""
+        """Try an offer. Return the outcome; None to try the next offer."""
         if isinstance(offer, Room):
             return offer.keep(offer.files, self.compile(offer.files))
         if self.rejected is CacheReason.DEAD_SERVICE:
@@ -96,15 +95,15 @@ class _Attempt:
         return None
 
     def _restore(self, entry: Entry) -> CacheReason | None:
-        """Have the device restore an entry. Return None, or the reason if it does not."""
+        """Make the device restore an entry. Return None, or the reason of a failure."""
         device, deadline_ns, alive = self._job.device, self._job.asked.deadline_ns, False
-        with contextlib.suppress(Exception):  # a stuck service must not cost more than the deadline
+        with contextlib.suppress(Exception):  # a hanging service must not exceed the deadline
             alive = not deadline_ns and device.status is not DeviceStatus.OFFLINE
         try:
             files = replace(entry.files, priority=self._job.asked.priority)
             self.prepared = device.prepare_model_from_cache(files, deadline_ns)
         except DeadObject:
-            if not alive:  # the entry is at fault only if the device works without it
+            if not alive:  # the entry may be harmless: `compile` finds out
                 self._suspect = entry
             return CacheReason.DEAD_SERVICE
         except CacheRejected as error:
@@ -117,7 +116,7 @@ class _Attempt:
         return None
 
     def compile(self, files: CacheFiles | None) -> PreparedModel:
-        """Compile, and save into `files` if given. Raises the device's errors."""
+        """Compile, and save into `files`. Raises the device's errors."""
         started = time.perf_counter()
         try:
             prepared = self._job.device.prepare_model(self._job.model, replace(self._job.asked, cache=files))

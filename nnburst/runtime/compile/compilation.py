@@ -1,4 +1,4 @@
-"""The compilation of a model, with the life cycle of an NNAPI compilation."""
+"""The compilation of a model, as in NNAPI."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 _FINAL = (InvalidArgument, MissedDeadline, BadState)
-"""Compilation errors that would be the same on another device."""
+"""Compilation errors that every device would raise."""
 
 
 class StepReport(Struct, frozen=True):
-    """A step of a model: the operations that one device runs.
+    """A step of a model: operations that one device runs.
 
     Attributes:
         device: Name of the device.
@@ -52,7 +52,7 @@ class CompilationReport(Struct, frozen=True):
     """The devices that run a model.
 
     Attributes:
-        steps: The steps in running order; one if one device runs all.
+        steps: The steps in running order; one if one device runs the whole model.
         refusals: (name, reason) for each device that failed to compile.
     """
 
@@ -61,14 +61,14 @@ class CompilationReport(Struct, frozen=True):
 
 
 class Compilation(OneProcess, Closing):
-    """The compilation of a model. Set the options that you need, then `finish` once. Context manager.
+    """The compilation of a model. Set options, then call `finish` once. Context manager.
 
     Args:
         model: A model from `ModelBuilder`, or imported by a device.
-        devices: Devices in order of preference. The model is compiled for the first that supports every operation; if
-            that fails, for the next; if no device supports all, the model is cut into parts for several (`report`). A
-            `Service` stands for all its devices and leaves the choice to the runtime, which measures equally capable
-            devices, and may use shared memory in place of device memory.
+        devices: Devices in order of preference. The model is compiled for the first device that supports every
+            operation, or else the next one. If no device supports every operation, the model is split among devices
+            (see `report`). With a `Service`, the runtime chooses among the service's devices by measured speed, and
+            can use shared memory instead of device memory.
 
     Raises:
         InvalidArgument: The model is not a `Model`; no device is given, or a device twice.
@@ -115,7 +115,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The metadata of the model file. Raises `GeneralFailure` if there is no file."""
+        """The metadata of the model file. Raises `GeneralFailure` if there are none."""
         if self._imported is None or self._imported.metadata is None:
             raise GeneralFailure("the model has no metadata here: it is of no ONNX file, or they are too long")
         return self._imported.metadata
@@ -123,14 +123,14 @@ class Compilation(OneProcess, Closing):
     def set_preference(self, preference: PreferenceName | ExecutionPreference) -> None:
         """Set the execution preference.
 
-        ``LOW_POWER`` only keeps both ends of a `Burst` from polling, unless the burst has a `polling_window`. The
-            others have no effect yet: they are passed to the device, and are part of the cache key.
+        With ``LOW_POWER``, both ends of a `Burst` sleep instead of polling, unless the burst has a `polling_window`.
+        Other preferences are passed to the device and are part of the cache key, without other effects.
 
         Args:
             preference: A member, or its name.
 
         Raises:
-            InvalidArgument: No such preference.
+            InvalidArgument: The preference is unknown.
             BadState: The compilation is finished.
         """
         self._check_open()
@@ -142,7 +142,7 @@ class Compilation(OneProcess, Closing):
         return self._preference
 
     def set_priority(self, priority: PriorityName | Priority) -> None:
-        """Set the priority of executions: a shared service takes waiting ones in this order.
+        """Set the priority of executions. A shared service runs waiting executions of higher priority first.
 
         Raises the same errors as `set_preference`.
 
@@ -153,10 +153,10 @@ class Compilation(OneProcess, Closing):
         self._priority = member(Priority, priority, "priority")
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the time that `finish` may take.
+        """Limit the duration of `finish`.
 
         Args:
-            seconds: None for no limit.
+            seconds: Longest duration; None for no limit.
 
         Raises:
             InvalidArgument: The compilation is not for exactly one device, or the number is negative.
@@ -168,7 +168,7 @@ class Compilation(OneProcess, Closing):
         self._timeout = check_timeout(seconds)
 
     def finish(self) -> None:
-        """Compile the model. The object counts as finished even if this fails.
+        """Compile the model. The compilation is then finished, even after an error.
 
         Raises:
             BadState: The compilation is already finished.
@@ -220,7 +220,7 @@ class Compilation(OneProcess, Closing):
         raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(self._lacks)}")
 
     def _asked(self) -> list[tuple[Device, Sequence[bool]]]:
-        """Ask each device which operations it supports. Devices that fail are recorded as refusals."""
+        """Ask each device for the operations that it supports."""
         operations, answers = self.model.main.operations, list[tuple[Device, Sequence[bool]]]()
         for device in self._devices:
             supported: tuple[bool, ...] = ()
@@ -235,10 +235,10 @@ class Compilation(OneProcess, Closing):
         return answers
 
     def _steps(self, able: _Able) -> list[tuple[Device, Model, tuple[int, ...]]]:
-        """Assign the model to the first device that supports all of it, or to several if none does or they are faster.
+        """Assign the model to one device. Split it among several if no device can run all of it or several are faster.
 
         Raises:
-            GeneralFailure: Even all devices together cannot run the model.
+            GeneralFailure: All devices together cannot run the model.
         """
         chosen = self._names_devices or self._imported is not None
         speeds = None if chosen else [device.capabilities for device, _ in able]
@@ -268,7 +268,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def _has_one_device(self) -> bool:
-        """True if exactly one device is given, as timing and deadlines require."""
+        """True if exactly one device is given, which timing and deadlines require."""
         return len(self._devices) == 1
 
     def set_caching(
@@ -282,10 +282,10 @@ class Compilation(OneProcess, Closing):
         """Save the compiled model in files, and restore it next time. The last call before `finish` takes effect.
 
         Args:
-            directory: Path or open descriptor of a directory of this user's own.
-            cache_key: 32 bytes, different for each model. A key of zeros is not special.
+            directory: Path or open descriptor of this user's directory.
+            cache_key: 32 bytes, different for each model. Zeros are allowed.
             limits: Limits on the size of the directory.
-            encrypt: True to encrypt the files with the service's key, and to restore only such files.
+            encrypt: True to encrypt the files with the service's key, and to restore only encrypted files.
 
         Raises:
             InvalidArgument: An argument is None or has the wrong type, or the cache key does not have 32 bytes.
@@ -309,7 +309,7 @@ class Compilation(OneProcess, Closing):
         """Cache like `set_caching`, with a cache key made from the model, including its constants.
 
         Args:
-            directory: The directory; None for ``NNBURST_CACHE_DIR`` or else the user's cache directory.
+            directory: The directory; None for ``NNBURST_CACHE_DIR`` or the user's cache directory.
             limits, encrypt: See `set_caching`.
         """
         self._check_open()
@@ -318,7 +318,7 @@ class Compilation(OneProcess, Closing):
         self._set_cache_source(DirectoryCache(Cache(directory, limits), None, encrypt=encrypt))
 
     def _set_cache_source(self, source: CacheSource | None) -> None:
-        """Set the source of cache files; None for no caching. Raises the same errors as `set_caching`."""
+        """Set the source of cache files; None for no caching. Raises `BadState` if the compilation is finished."""
         if not isinstance(source, CacheSource | None):
             raise InvalidArgument(f"expected a CacheSource, got {source!r}; set_caching() takes a directory")
         self._check_open()
@@ -328,10 +328,11 @@ class Compilation(OneProcess, Closing):
     def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], cache_key: bytes) -> None:
         """Cache like `set_caching`, in files that the caller has opened for reading and writing.
 
+        The descriptors are duplicated. If their number is wrong, nothing is cached.
+
         Args:
-            model_fds: Descriptors of the device's model files, duplicated; with a wrong number of them nothing is
-                cached.
-            data_fds: Descriptors of the device's data files, duplicated in the same way.
+            model_fds: Descriptors of the device's model files.
+            data_fds: Descriptors of the device's data files.
             cache_key: 32 bytes.
 
         Raises:
@@ -344,7 +345,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def cache_report(self) -> CacheReport:
-        """Result of caching. For a model in parts, the worst outcome and the sums.
+        """Result of caching. For a split model, the worst outcome and the sums of times and bytes.
 
         Raises:
             BadState: The compilation is not finished, or failed.
@@ -353,7 +354,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def report(self) -> CompilationReport:
-        """The devices that run the model, and the reasons why others refused.
+        """The devices that run the model, and the errors of other devices.
 
         Raises:
             BadState: The compilation is not finished, or failed.
@@ -386,12 +387,12 @@ class Compilation(OneProcess, Closing):
 
     @property
     def outputs(self) -> tuple[NodeArg, ...]:
-        """Names, shapes and types of the outputs; raises the same errors as `inputs`."""
+        """Names, shapes and types of the outputs. Raises the same errors as `inputs`."""
         return self._nodes[1]
 
     @property
     def prepared_model(self) -> PreparedModel:
-        """The prepared model that `finish` has made.
+        """The prepared model from `finish`.
 
         Raises:
             BadState: The compilation is not finished, failed, or is closed.
@@ -402,13 +403,13 @@ class Compilation(OneProcess, Closing):
 
     @property
     def device(self) -> Device:
-        """The device that the model was compiled for; raises the same errors as `prepared_model`."""
+        """The device that the model was compiled for. Raises the same errors as `prepared_model`."""
         if self._device is None:
             raise BadState("the compilation is not finished or has failed")
         return self._device
 
     def _refuse(self) -> None:
-        """Refuse further work, without waiting."""
+        """Refuse further work. Do not wait."""
         self._refuses = True
 
     def close(self) -> None:
@@ -425,11 +426,11 @@ class Compilation(OneProcess, Closing):
 
 
 _Able = Sequence[tuple[Device, Sequence[bool]]]
-"""Devices, each with one flag per operation: True if the device supports it."""
+"""Devices, each with a flag per operation: True if supported."""
 
 
 def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
-    """Return the devices that can run a whole model, with their times. If times are known, the fastest is first."""
+    """Return the devices that can run a whole model, with their times. With `speeds`, the fastest device is first."""
     if speeds is None:
         return [(0.0, device) for device, supported in able if all(supported)]
     from ...model.performance import NEVER, operation_cost
@@ -445,7 +446,7 @@ def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> 
 def _parts(
     model: Model, able: _Able, speeds: Sequence[Capabilities] | None, alone: Sequence[tuple[float, Device]]
 ) -> Sequence[Step]:
-    """Cut a model into parts if no device can run all of it or if parts are faster. Otherwise return no parts."""
+    """Split a model if no device can run all of it or a split is faster. Otherwise return no parts."""
     if alone and (speeds is None or len(alone) == len(able)):
         return ()
     from ...devices.partitioned import PartitionedDevice

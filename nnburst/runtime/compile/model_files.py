@@ -1,4 +1,4 @@
-"""Models given by file or by name: the devices that read them, and the other files of a model."""
+"""Models given by file or by name, and the devices that read model files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ModelSource = Model | str | os.PathLike[str] | bytes | Callable[..., Any]
 FUNCTIONS = "nnburst-function"
 _ONNX, _TFLITE = ".onnx", ".tflite"
 SUFFIXES = {_ONNX: "nnburst-onnxruntime", _TFLITE: "nnburst-litert"}
-"""The device that reads model files of each suffix."""
+"""The devices that read model files, by suffix."""
 _EXTRAS = {"nnburst-onnxruntime": ("onnxruntime", "onnx"), "nnburst-litert": ("ai_edge_litert", "litert")}
-"""The module that each device needs, and the extra that installs it."""
+"""The module that each device needs, and the extra that installs the module."""
 _ANY = " or ".join(SUFFIXES)
 _WAYS_OUT = "torch.onnx.export() writes such files, tf2onnx and others convert to them"
 
@@ -39,7 +39,7 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
 
     Args:
         model: A model, the path of a file, or its bytes.
-        device: Name of the device to run it; None for any.
+        device: Name of the device that must run the model; None for any.
 
     Raises:
         InvalidArgument: No device can read the file.
@@ -66,12 +66,12 @@ def _suffix(source: str | bytes) -> str:
 
 
 def is_name(source: str | bytes) -> TypeGuard[str]:
-    """Return True if a source is the name of a model in a service, not a file."""
+    """Return True if a source is the name of a service's model, not a file."""
     return isinstance(source, str) and not source.lower().endswith(tuple(SUFFIXES))
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
-    """Return (not raise) the error for a path that no device can read; None if it may be the name of a model."""
+    """Return the error for a path that no device can read; None for the possible name of a model."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
         return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_ANY}: {_WAYS_OUT}")
@@ -96,16 +96,16 @@ def found(
 def imported(
     service: Service | ServiceConnection, name: str | None, source: str | bytes
 ) -> Iterator[tuple[Device, ImportedModel]]:
-    """Have a device of a service read a model, whose files are open until the end of the ``with`` block.
+    """Make a device of a service read a model. The model's files are open in the ``with`` block.
 
     Args:
-        name: Name of the device; None for the one that reads the file or has a model of that name.
+        name: Name of the device; None for the device that reads the file or has the named model.
         source: Path of a file with a known suffix, the file's bytes, or a model's name.
 
     Raises:
         InvalidArgument: A file is missing, not a regular file, has an unknown suffix, or is outside the model's
-            directory; or no device has a model of that name.
-        DeviceUnavailable: The service has no such device.
+            directory; or no device has the named model.
+        DeviceUnavailable: The service does not have the device.
         GeneralFailure: The device cannot read the file.
     """
     if is_name(source):
@@ -134,12 +134,12 @@ def imported(
 def checked_source(
     model: object, examples: object, device: str | None, *, has_service: bool
 ) -> tuple[Model | str | bytes, bytes]:
-    """Return the model to open and the functions to send for it. Raises `InvalidArgument` if it is not a model.
+    """Return the model to open, and the functions to send to the service. Raises `InvalidArgument` for no model.
 
     Args:
         examples: Example inputs of a torch module.
-        device: Name of the device to run it; None for any.
-        has_service: True if the session uses an existing service: functions cannot be sent to it.
+        device: Name of the device that must run the model; None for any.
+        has_service: True if the session uses an existing service, which accepts no functions.
     """
     if not isinstance(model, Model | str | os.PathLike | bytes) and callable(model):
         from .own_code import from_torch, is_torch_module
@@ -171,7 +171,7 @@ def checked_source(
 
 
 def in_memory(data: bytes) -> Memory:
-    """Return new shared memory that contains these bytes."""
+    """Return new shared memory with the given bytes."""
     if not data:
         raise InvalidArgument("the bytes of the model are empty")
     from ...memory.memory import Memory
@@ -200,7 +200,7 @@ def _by_name(service: Service | ServiceConnection, device: str | None, name: str
         except InvalidArgument as error:
             known.append(str(error))
         except GeneralFailure:
-            pass  # this device has no named models
+            pass  # the device has no named models
     if (not known or os.sep in name) and (refusal := _no_reader(name)):
         raise refusal
     where = "this service" if device is None else device
@@ -212,11 +212,11 @@ def _open(path: str, directory: str | None) -> Memory:
 
     Args:
         path: Path of a model, or of a file with external data, relative to `directory`.
-        directory: Directory that must contain the file; None for a model. The file itself may be a symbolic link to
-            anywhere, as in the caches of model hubs: it is opened with the user's rights.
+        directory: Directory that must contain the file; None for a model. The file can be a symbolic link to any place,
+            as in the caches of model hubs.
 
     Raises:
-        InvalidArgument: There is no such file, or it is outside the directory.
+        InvalidArgument: The file does not exist, or is outside the directory.
     """
     full = path if directory is None else os.path.join(directory, path)
     what = f"model file {path!r}" if directory is None else f"external file {path!r} of the model in {directory!r}"
@@ -243,7 +243,7 @@ def _open(path: str, directory: str | None) -> Memory:
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:
-    """Attach the files to the model; length 0 from a device means a whole file."""
+    """Attach the files to the model, and set the length of each constant reference to the whole file."""
     operands = tuple(
         replace(operand, location=DataLocation(index, 0, pools[index].size))
         if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (index := operand.location.pool_index) < len(pools)

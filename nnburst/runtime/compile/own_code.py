@@ -1,4 +1,4 @@
-"""Functions and torch modules as models: code of this program that runs in the session's own service."""
+"""Functions and torch modules as models, which run in the session's own service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ONNX, _FUNCTIONS = "nnburst-onnxruntime", "nnburst-function"
 
 def is_torch_module(model: object) -> bool:
     """Return True for a ``torch.nn.Module``."""
-    modules = sys.modules.get("torch.nn")  # a program that has a module has imported torch
+    modules = sys.modules.get("torch.nn")  # the program of a module has imported torch
     return modules is not None and isinstance(model, modules.Module)
 
 
@@ -31,13 +31,13 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
     """Return a torch module as an ONNX file, or as a declared function that runs it.
 
     Args:
-        examples: One tensor, a tuple or list in the order of the parameters, or a dict by their names. The
-            model takes these dtypes and shapes.
-        device: ``"nnburst-onnxruntime"`` or ``"nnburst-function"`` to force one of the two ways.
+        examples: A tensor, a tuple or list in the order of the parameters, or a dict by their names. The model's inputs
+            have the dtypes and shapes of the examples.
+        device: ``"nnburst-onnxruntime"`` to require an ONNX file, ``"nnburst-function"`` a function; None for either.
 
     Raises:
-        InvalidArgument: There are no examples, the module does not accept them or returns values other than tensors,
-            or it cannot be exported although `device` requires that.
+        InvalidArgument: There are no examples; the module does not accept them, or returns values other than tensors;
+            or the module cannot be exported to a required ONNX file.
     """
     import torch
 
@@ -94,12 +94,12 @@ class _ModuleFunction:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._module.eval()  # affects only the copy in the service
+        self._module.eval()  # only the copy in the service
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         import torch
 
-        tensors = [torch.tensor(array) for array in arrays]  # copies: a module may write to its inputs
+        tensors = [torch.tensor(array) for array in arrays]  # copies: modules can write to inputs
         first = len(tensors) - len(self._keywords)
         with torch.no_grad():
             answer = self._module(*tensors[:first], **dict(zip(self._keywords, tensors[first:], strict=True)))
@@ -107,14 +107,14 @@ class _ModuleFunction:
 
 
 def _parameters(module: torch.nn.Module, n: int) -> list[str]:
-    """Return names for the first inputs of a module, from the names of its parameters where possible."""
+    """Return names of a module's first `n` inputs: its parameters' names, or ``input0``, ``input1`` …"""
     parameters = inspect.signature(module.forward).parameters.values()
     named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return [*named[:n], *(f"input{i}" for i in range(len(named), n))]
 
 
 def _tensors(answer: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors in a module's answer, by output name."""
+    """Return the tensors that a module returned, by output name."""
     import torch
 
     if isinstance(answer, tuple | list):

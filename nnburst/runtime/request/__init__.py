@@ -1,1 +1,1 @@
-"""The parts of a request: arguments, their places in memory, state."""
+"""The parts of a request: arguments, memory, state."""

@@ -1,4 +1,4 @@
-"""The arguments of one execution, their places in memory, and changes of their shapes."""
+"""The arguments of one execution: memory and shapes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _FIRST_GUESS = 4096
 
 
 class Argument(Struct, frozen=True):
-    """An input or output of an execution. It is omitted or has no elements if it has neither room nor memories.
+    """An input or output of an execution. Without room and memories, the argument is omitted or has no elements.
 
     Attributes:
         room: Bytes reserved for the argument in the execution's own memory.
-        memories: Other memory that contains the argument: one, or two that alternate from run to run.
-        offset: First byte of the argument in that memory.
-        length: Bytes in use; 0 for a device buffer that is used whole.
-        dimensions: Dimensions of the argument; empty for those in the model.
+        memories: Other memory for the argument: one, or two that runs use alternately.
+        offset: First byte of the argument in `memories`.
+        length: Bytes in use; 0 for a whole device buffer.
+        dimensions: Dimensions of the argument; empty for the model's dimensions.
     """
 
     room: int = 0
@@ -51,7 +51,7 @@ class ArgumentLayout(Struct, frozen=True):
 
     Attributes:
         memory: The execution's own memory; None if no argument needs it.
-        offsets: First byte of each argument's room in that memory.
+        offsets: First byte of each argument's room in `memory`.
         views: Bytes of each argument's room; None for an argument in other memory.
     """
 
@@ -61,7 +61,7 @@ class ArgumentLayout(Struct, frozen=True):
 
 
 def lay_out(arguments: Sequence[Argument]) -> ArgumentLayout:
-    """Return places for arguments. Those in the execution's own memory begin at multiples of 64 bytes."""
+    """Return places for arguments, at multiples of 64 bytes in new memory."""
     offsets: list[int] = []
     total = 0
     for argument in arguments:
@@ -83,11 +83,11 @@ def lay_out(arguments: Sequence[Argument]) -> ArgumentLayout:
 def requests_for(
     layout: ArgumentLayout, arguments: Sequence[Argument], inputs: int, steps: Steps | None = None
 ) -> tuple[Request, ...]:
-    """Return the request for arguments with their places, or two requests that alternate.
+    """Return the request for arguments, or two requests that runs use alternately.
 
     Args:
         inputs: Number of inputs among the arguments.
-        steps: Steps of a run; None for a single one.
+        steps: Steps of a run; None for a single step.
     """
     requests = []
     for turn in range(max([1, *(len(argument.memories) for argument in arguments)])):
@@ -112,7 +112,7 @@ class ExternalBuffer(Struct, eq=False):
 
     Attributes:
         offset: First byte in the memory.
-        nbytes: Bytes from that offset to the end of the memory, or of the view.
+        nbytes: Bytes from `offset` to the end of the memory or view.
         shape: Shape of the view; None if a pool was given.
         view: NumPy view of the memory; None until the shape is known.
     """
@@ -130,7 +130,7 @@ def find_buffers(
     given: Mapping[str, Memory | Array],
     state: Mapping[str, str],
 ) -> dict[str, ExternalBuffer]:
-    """Return the buffers behind the ``memory`` argument of `Burst.bind`, by argument name."""
+    """Return the memories in the ``memory`` argument of `Burst.bind`, by argument name."""
     nodes = {node.name: node for node in (*inputs, *outputs)}
     written = {node.name for node in outputs}
     places = {}
@@ -178,7 +178,7 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
 def given_shapes(
     shapes: Mapping[str, int | Sequence[int]], places: Mapping[str, ExternalBuffer], steps: int | None
 ) -> dict[str, int | Sequence[int]]:
-    """Return the given shapes, and the shapes of views without their leading dimension of steps.
+    """Return the given shapes, and the shapes of views (without the dimension of steps).
 
     Raises:
         InvalidArgument: Two shapes of one argument differ, or a view has no dimension of steps.
@@ -204,21 +204,21 @@ class Arguments:
 
     Args:
         compilation: The compiled model.
-        sizes: Shapes of all arguments, of one step.
+        sizes: Shapes of all arguments in one step.
         states: The inputs and outputs that are states.
         buffers: The caller's memory, by argument name.
-        rooms: Bytes for outputs of unknown shape, by name; default 4096. Takes precedence over the model.
-        steps: The steps of a run and how they are tied; None for one step, without a leading dimension.
+        rooms: Bytes for outputs of unknown shape, by name; default 4096. Replaces the model's shape.
+        steps: The steps of a run; None for a run without steps.
         least: Minimum bytes of arguments of known shapes, by name.
 
     Attributes:
         compilation: The compiled model, replaced when the model is compiled again.
         sizes: Current shapes of all arguments.
         inputs: Arrays by input name.
-        outputs: Arrays by output name, flat bytes where the shape is not known.
-        shown: Inputs and outputs in the form that callers see.
-        feeds: (name, dtype, shape, array) by input name; without a dtype if a value must be encoded first.
-        copies: Functions that copy the output arrays, by name; None if they need the shapes of a run.
+        outputs: Arrays by output name; flat bytes for an unknown shape.
+        user_views: Inputs and outputs as callers see them.
+        feeds: (name, dtype, shape, array) by input name; dtype None for values that must be encoded.
+        copies: Functions that copy the output arrays, by name; None if the copies need the shapes of a run.
         layout: The places of the arguments.
 
     Raises:
@@ -270,7 +270,7 @@ class Arguments:
         return [None if node.name in rooms else shape for node, shape in zip(self._nodes, shapes, strict=True)]
 
     def _argument(self, index: int, node: NodeArg, shape: tuple[int, ...] | None, room: int) -> Argument:
-        """Return an argument of a shape. In the execution's own memory it gets at least `room` bytes."""
+        """Return an argument of a shape, with at least `room` bytes if it is in the execution's own memory."""
         is_input = index < self._inputs
         if is_input and shape is None:
             return Argument()
@@ -283,11 +283,11 @@ class Arguments:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:
             raise InvalidArgument(f"{node.name!r}: {error}") from None
-        if not is_input and not nbytes:  # every output has room, even if it needs none
+        if not is_input and not nbytes:  # every output has room
             guess = 0 if shape is not None else ROOM if node.holds else _FIRST_GUESS
             room = max(room or guess, node.dtype.itemsize)
             return Argument(room=room, length=room)
-        if not is_input and node.holds:  # its shape is the size of its room
+        if not is_input and node.holds:  # the shape is the size of the room
             dimensions = ()
         return Argument(room=max(room, nbytes) if nbytes else 0, length=nbytes, dimensions=dimensions)
 
@@ -303,7 +303,7 @@ class Arguments:
             fits = not buffer.offset and (whole is None or length == memory.image.tight_size)
         if not fits:
             raise InvalidArgument(f"{node.name!r} of shape {whole} takes {length} bytes of {memory!r}")
-        length = length if memory.image is None else 0  # an image is used whole
+        length = length if memory.image is None else 0  # the whole image
         dimensions = shape if node.is_open and shape else ()
         return Argument(memories=(memory,), offset=buffer.offset, length=length, dimensions=dimensions)
 
@@ -337,7 +337,7 @@ class Arguments:
         if buffer is not None:
             if buffer.shape is not None:
                 return buffer.view
-            with contextlib.suppress(InvalidArgument, GeneralFailure):  # this process may not read it
+            with contextlib.suppress(InvalidArgument, GeneralFailure):  # may be unreadable
                 memory = buffer.memory
                 return memory.array(np.uint8, (buffer.nbytes,)) if whole is None else memory.array(node.dtype, whole)
             return None
@@ -347,7 +347,7 @@ class Arguments:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The request, or two requests that alternate."""
+        """The request, or two requests that runs use alternately."""
         return requests_for(self.layout, self._all, self._inputs, self.steps)
 
     # ---- other shapes ----------------------------------------------------------------------------------------
@@ -365,10 +365,10 @@ class Arguments:
         return solved(self.compilation, given, self._buffers, state, grow)
 
     def sizes_with(self, arrays: Mapping[str, Array]) -> Sizes:
-        """Return the shapes of all arguments if some inputs get the shapes of arrays.
+        """Return the shapes of all arguments if inputs get the shapes of the arrays.
 
         Raises:
-            InvalidArgument: The model does not admit a shape.
+            InvalidArgument: A shape does not fit the model.
         """
         nodes, inputs = self.compilation.inputs, list(self.sizes.inputs)
         for i, node in enumerate(nodes):
@@ -383,7 +383,7 @@ class Arguments:
         return complete_shapes(nodes, self.compilation.outputs, there, left_out=left_out)
 
     def resized(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
-        """Return the arguments that change with new shapes, by index. Raises `InvalidArgument` if a shape is unfit."""
+        """Return the changes for new shapes, by index of the argument. Raises `InvalidArgument` for a wrong shape."""
         rows = enumerate(zip(self._known_shapes(sizes), self._known, strict=True))
         return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
 
@@ -408,7 +408,7 @@ class Arguments:
         return shape, Argument(room=before.room, length=nbytes or before.length, dimensions=dimensions)
 
     def numbers(self, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> list[int]:
-        """Return the changed lengths and dimensions for a packet, in order."""
+        """Return all arguments' lengths and dimensions, with changes, for a packet."""
         numbers: list[int] = []
         for i, argument in enumerate(self._all):
             now = changed[i][1] if i in changed else argument
@@ -417,14 +417,14 @@ class Arguments:
         return numbers
 
     def resize(self, sizes: Sizes, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> None:
-        """Change the shapes of the arguments. `resized` has returned the changes."""
+        """Change the shapes of the arguments, with the changes from `resized`."""
         for i, (shape, argument) in changed.items():
             self._known[i], self._all[i] = shape, argument
             self._make_array(i)
         self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:
-        """Return bytes that suffice for new shapes, by name: at least twice the present room where it is too small."""
+        """Return the bytes for new shapes, by name: the current room, or at least twice as much if it is too small."""
         need, enough = nbytes_by_name(self.compilation, sizes), {}
         for node, argument in zip(self._nodes, self._all, strict=True):
             least = need.get(node.name, 0)
@@ -453,10 +453,10 @@ class Arguments:
         return np.ndarray(shapes[index].dimensions, node.dtype, view if room is None else room).copy()
 
     def needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
-        """Return the bytes needed by each output that had too little room in the last run.
+        """Return the bytes that outputs with too little room in the last run need, by name.
 
         Raises:
-            OutputInsufficientSize: The model fixes the shape of one of them, perhaps wrongly.
+            OutputInsufficientSize: The model fixes the shape of such an output.
         """
         rooms = {}
         nodes = zip(self.compilation.outputs, self._known[self._inputs :], error.output_shapes, strict=True)

@@ -1,4 +1,4 @@
-"""Descriptions of a model's arguments for users, and the encoding of values in memory."""
+"""Descriptions and shapes of a model's arguments, and the conversion of values."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ...model.operand_types import is_extension, operand_info
 from ...model.types import Array, Model
 
 _MOST_DATUMS = 1 << 16
-"""Largest length of a channel, in datums."""
+"""Maximum length of a burst's channel, in datums."""
 
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
-"""NumPy kinds of the numbers that an input accepts in a list, by the kind of the input's dtype."""
+"""NumPy kinds of numbers that an input accepts in a list, by the kind of its dtype."""
 _DLPACK_CPU = 1
 _LEAST_ROOM = 8
-"""Minimum room in bytes of an input that is not an array of numbers."""
+"""Binary logarithm of the minimum bytes of an encoded input."""
 
 
 class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -40,17 +40,17 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
     Attributes:
         name: Name in the model, or ``input0``, ``output0`` …
-        shape: Sizes of the dimensions. An open one is given by its symbolic name or None. None if the rank is open.
+        shape: Sizes of the dimensions; a symbolic name or None for an open dimension. None for an open rank.
         dtype: NumPy type of the elements. If NumPy lacks the type, an integer type of the same size.
-        bits_of: Name in ``ml_dtypes`` of a type that NumPy lacks. Arrays of that type are accepted as well.
+        bits_of: Name in ``ml_dtypes`` of a type that NumPy lacks. Arrays of that type are accepted, too.
         type: `OperandType` value.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
-        may_be_empty: True if an array without elements may be passed.
+        may_be_empty: True if the array can have no elements.
         holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
-            ``seq(map(int64,tensor(float)))``. A session then has the `shape` and `dtype` of the elements; in a
-            compilation the argument is an array of bytes that contains the encoded value.
-        said: In a compilation, the shape of the elements if `holds` is not empty; `shape` is that of the bytes.
-        is_optional: True for an input that may be left out, as the model has a default for it.
+            ``seq(map(int64,tensor(float)))``. A session's argument has the `shape` and `dtype` of the elements; a
+            compilation's argument is an array of bytes that contains the encoded value.
+        said: In a compilation, the shape of the elements if `holds` is not empty, as `shape` is the bytes' shape.
+        is_optional: True for an input with a default, which callers can omit.
     """
 
     name: str
@@ -79,7 +79,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return encoded.write(made)
 
     def decode(self, region: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
-        """Return the value of encoded bytes, which a peer may still change. Raises `GeneralFailure` if malformed."""
+        """Return the value of encoded bytes, which a peer can still change. Raises `GeneralFailure` if malformed."""
         place = repr(self.name)
         try:
             return encoded.to_python(encoded.read(encoded.copy_region(region, place), place))
@@ -88,7 +88,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
     @property
     def is_open(self) -> bool:
-        """True if the model leaves the shape open or gives it no elements."""
+        """True if the model's shape has open dimensions, an open rank or no elements."""
         if self.shape is None:
             return True
         for size in self.shape:  # faster than a generator
@@ -108,7 +108,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return True
 
     def is_empty(self, shape: Sequence[int]) -> bool:
-        """Return True if arrays of this fitting shape are empty and the model accepts that."""
+        """Return True for an empty shape. Raises `InvalidArgument` if the model does not accept empty arrays."""
         if 0 not in shape:
             return False
         if not self.may_be_empty:
@@ -118,7 +118,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return True
 
     def check(self, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return `value` as a fitting array. The message of `InvalidArgument` names the problem and the remedy."""
+        """Return `value` as a fitting array. Raises `InvalidArgument`, with the problem and a remedy."""
         if type(value) is Encoded:
             return value
         if type(value) is np.ndarray and value.dtype == self.dtype and not self.holds:
@@ -127,7 +127,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         if self.holds:
             bytes_of = self.encode(value)
             room = np.zeros(1 << max(_LEAST_ROOM, (bytes_of.size - 1).bit_length()), np.uint8)
-            room[: bytes_of.size] = bytes_of  # few distinct sizes, so that few executions are bound
+            room[: bytes_of.size] = bytes_of  # few distinct sizes need few executions
             return room.view(Encoded)
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
@@ -156,13 +156,13 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return array
 
     def _is_of_numbers(self, value: object, array: Array) -> bool:
-        """Return True if a value is a number, or several, of a kind that suits the declared type."""
+        """Return True if a value consists of Python numbers of a kind that suits the declared type."""
         if isinstance(value, np.ndarray) or not isinstance(value, list | tuple | int | float | np.generic):
             return False
         return not self.bits_of and (not array.size or array.dtype.kind in _TAKES.get(self.dtype.kind, ""))
 
     def _converted(self, array: Array) -> Array:
-        """Return numbers in the declared type. Raises `InvalidArgument` if it cannot represent one."""
+        """Return numbers in the declared type. Raises `InvalidArgument` if the type cannot represent a number."""
         with np.errstate(over="ignore"):
             made = array.astype(self.dtype)
         fits = np.isfinite(made) | ~np.isfinite(array) if array.dtype.kind == "f" else made == array
@@ -175,7 +175,7 @@ def as_array(value: Any, what: str) -> Array:
     """Return a value as an array. Tensors in this process's memory, and objects with DLPack, are not copied.
 
     Raises:
-        InvalidArgument: The value is a tensor on a GPU or with gradients, or has rows of different lengths.
+        InvalidArgument: The value is a tensor on a GPU or with gradients, or a list of unequal rows.
     """
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -188,7 +188,7 @@ def as_array(value: Any, what: str) -> Array:
 
 
 def _remedy(wanted: OpenShape, shape: tuple[int, ...]) -> str:
-    """Return advice to add or remove a batch dimension, if that gives an array the wanted shape."""
+    """Return advice to add a batch dimension, if that gives an array the wanted shape."""
     assert wanted is not None
     is_row = len(wanted) == len(shape) + 1 and (wanted[0] == 1 or not isinstance(wanted[0], int))
     fits = all(want == have or not isinstance(want, int) for want, have in zip(wanted[1:], shape, strict=False))
@@ -214,7 +214,7 @@ def _argument(model: Model, index: int, name: str, extensions: Sequence[Extensio
 def model_arguments(
     model: Model, extensions: Sequence[Extension] = ()
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
-    """Return (inputs, outputs) of a model's main subgraph; extension types are allowed."""
+    """Return (inputs, outputs) of a model's main subgraph."""
 
     def listed(indexes: Sequence[int], names: Sequence[str], kind: str) -> tuple[NodeArg, ...]:
         chosen = names or [f"{kind}{i}" for i in range(len(indexes))]
@@ -227,7 +227,7 @@ def model_arguments(
 def imported_arguments(
     imported: ImportedModel, extensions: Sequence[Extension]
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
-    """Return (inputs, outputs) like `model_arguments`, with the file's symbolic dimensions."""
+    """Return (inputs, outputs) of a model file, with symbolic dimensions."""
 
     def completed(
         arguments: Sequence[NodeArg], indexes: Sequence[int], shapes: Sequence[OpenShape]
@@ -272,11 +272,11 @@ def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.nda
 class NoSuchArray(InvalidArgument, KeyError):
     """No shared array has the requested name."""
 
-    __str__ = Exception.__str__  # a KeyError would show its message in quotes
+    __str__ = Exception.__str__  # a KeyError would quote its message
 
 
 class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
-    """A mapping of shared arrays by name. Write into the arrays; they cannot be replaced."""
+    """A mapping of shared arrays by name. Write into the arrays: they cannot be replaced."""
 
     __slots__ = ()
 
@@ -295,11 +295,11 @@ class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
 
 
 class SharedValues(Mapping[str, Any]):
-    """A mapping of shared arrays by name, in which other values are encoded when set and decoded when read.
+    """A mapping of shared arrays and other values by name. Other values are encoded when set and decoded when read.
 
     Args:
-        arrays: All arrays.
-        nodes: The arguments that are encoded values, by name.
+        arrays: The shared arrays.
+        nodes: The arguments with encoded values, by name.
     """
 
     def __init__(self, arrays: SharedArrays, nodes: Mapping[str, NodeArg]) -> None:
@@ -330,15 +330,15 @@ class SharedValues(Mapping[str, Any]):
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
-    """Return the datums of the longest answer: two, plus one for each output and each dimension."""
+    """Return the length of the longest answer: two datums, plus one per output and dimension."""
     ranks = (HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 
 
 def channel_lengths(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> tuple[int, int]:
-    """Return the lengths in datums of a burst's two channels, limited for models with very many arguments.
+    """Return the lengths in datums of a burst's request channel and result channel.
 
-    The result channel has room for the dimensions of all outputs, which answers contain if the shapes were unknown.
+    The result channel has room for the dimensions of all outputs: answers contain unknown shapes.
     """
     arguments = (*inputs, *outputs)
     with_pools = answer_length(arguments) + len(arguments)
@@ -358,7 +358,7 @@ class Sizes(Struct, frozen=True):
 
     @property
     def form(self) -> Hashable:
-        """The properties that `reshape` must keep: the ranks, and which arguments are present or empty."""
+        """The properties that `reshape` must keep: ranks, and the presence and emptiness of arguments."""
         shapes = (*self.inputs, *self.outputs)
         return tuple([s if s is None else ~len(s) if 0 in s else len(s) for s in shapes])
 
@@ -369,10 +369,10 @@ def solve_shapes(
     given: Mapping[str, int | Sequence[int]],
     present: Collection[str] = (),
 ) -> Sizes:
-    """Return all shapes, from the model's and the caller's.
+    """Return all shapes, from the model's and the caller's shapes.
 
-    A named dimension has the same size in all arguments. But if two complete shapes disagree about a name, as files
-    often use one name for two things, the name determines no other argument.
+    A named dimension has the same size in all arguments. If two complete shapes contradict each other in a name, which
+    files may use for two things, the name determines no other shape.
 
     Args:
         given: Complete shapes by argument name, and sizes by dimension name.
@@ -417,11 +417,11 @@ def complete_shapes(
     said: Mapping[str, int] = MappingProxyType({}),
     left_out: Container[str] = (),
 ) -> Sizes:
-    """Return complete shapes from given shapes and the model's; None for a shape that stays incomplete.
+    """Return complete shapes, from given shapes and the model's; None for an incomplete shape.
 
     Args:
         said: Sizes by dimension name.
-        left_out: Optional inputs that are absent.
+        left_out: Omitted optional inputs.
     """
     every, sizes = (*inputs, *outputs), dict[str | None, int | None](said)
     for argument in every:

@@ -24,13 +24,13 @@ _ALIKE = ("holds", "dtype", "bits_of", "type", "scale", "zero_point")
 
 
 class State(Struct, frozen=True):
-    """A state. A run reads one buffer and writes the other; the next run swaps them.
+    """An output that is an input of the next run. A run reads one buffer and writes another; the next run swaps both.
 
     Attributes:
         source: The output.
-        target: The input, of the same type, with its shape in this execution if the shape is fixed.
+        target: The input. If the shape is fixed, the input's shape is the execution's.
         shape: Initial shape.
-        buffers: The device buffers that runs read in turn 0 and turn 1.
+        buffers: The device buffers that alternate runs (turn 0 and 1) read.
         grows: True if the shape is known only after each run.
     """
 
@@ -42,19 +42,19 @@ class State(Struct, frozen=True):
 
     @property
     def buffer_ids(self) -> tuple[BufferId, BufferId]:
-        """Ids of the buffers that the input uses in turn 0 and 1; the output uses the other one."""
+        """Ids of the input's buffers in turn 0 and 1. The output uses the other buffer."""
         first, second = self.buffers
         return BufferId(first.id), BufferId(second.id)
 
     def write(self, turn: int, value: Array | None) -> None:
-        """Set the contents that a turn reads. None stands for zeros."""
+        """Set the contents that the next run reads; None for zeros."""
         shape = self.shape if value is None else value.shape
         with self._memory(shape) as memory:
             memory.array(self.target.dtype, shape)[...] = self.target.zero_point if value is None else value
             self.buffers[turn].copy_from(memory, shape if self.grows else ())
 
     def read(self, turn: int, shape: tuple[int, ...]) -> Array:
-        """Return a copy, in the given shape, of the contents that a turn reads."""
+        """Return a copy of the contents that the next run reads, in the given shape."""
         with self._memory(shape) as memory:
             self.buffers[turn].copy_to(memory)
             return memory.array(self.target.dtype, shape).copy()
@@ -80,7 +80,7 @@ class States:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def buffer_ids(self, kind: str) -> dict[str, tuple[BufferId, BufferId]]:
-        """Return the buffers that states use in turn 0 and 1, by name of the input or output."""
+        """Return the buffers of states in turn 0 and 1, by name of the input or output."""
         if kind == "input":
             return {name: state.buffer_ids for name, state in self.all.items()}
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}
@@ -96,17 +96,17 @@ class States:
         return {name: state.target.check(given[name]) for name, state in self.all.items() if name in given}
 
     def write(self, turn: int, values: Mapping[str, Array]) -> None:
-        """Set the contents that a turn reads, with zeros for states without a value."""
+        """Set the contents that the next run reads: zeros for states without a value."""
         for name, state in self.all.items():
             value = values.get(name)
             self._shapes[name] = state.shape if value is None else value.shape
             state.write(turn, value)
 
     def read(self, turn: int, told: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-        """Return copies of the contents that a turn reads, by input name.
+        """Return copies of the contents that the next run reads, by input name.
 
         Args:
-            told: Output shapes by name, from the last run since the state was set.
+            told: Output shapes of the last run by name, if a run followed `write`.
         """
         rows = self.all.items()
         return {name: state.read(turn, told.get(state.source.name, self._shapes[name])) for name, state in rows}
@@ -119,10 +119,10 @@ class States:
 def check_states(
     compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
 ) -> Sizes:
-    """Check ``{output: input}``. Return the sizes, in which outputs of unknown shape get their input's shape.
+    """Check ``{output: input}``. Return the sizes, with the inputs' shapes for the outputs.
 
     Args:
-        grow: Inputs whose shape changes from run to run. The outputs' shapes are known only after a run.
+        grow: Inputs whose shape changes from run to run. The shapes of such outputs are known only after a run.
     """
     inputs = {row[0].name: row for row in zip(compilation.inputs, sizes.inputs, strict=True)}
     outputs = {row[0].name: row for row in zip(compilation.outputs, sizes.outputs, strict=True)}
@@ -170,7 +170,7 @@ def make_states(
                         [BufferRole(0, i)],
                     )
                 )
-                made[-1].timeout = None  # callers that copy set their own limit
+                made[-1].timeout = None  # callers set their own limit
             fixed = node if target in grow else replace(node, shape=shapes[target])
             states[target] = State(source, fixed, shapes[target], (made[-2], made[-1]), target in grow)
     except BaseException:
@@ -181,7 +181,7 @@ def make_states(
 
 
 def check_steps(compilation: Compilation, count: object) -> None:
-    """Check that a model can be bound with a number of steps, and that its device supports steps."""
+    """Check a number of steps, and that the device supports steps for the model."""
     whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
         raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")
@@ -205,7 +205,7 @@ def steps_of(
         rooms: Names of outputs whose shapes may differ from the model's.
 
     Raises:
-        InvalidArgument: The shape of an output is not known before the run.
+        InvalidArgument: An output's shape is unknown before the run, or an input is not an array of numbers.
     """
     inputs = [node.name for node in compilation.inputs]
     outputs = [node.name for node in compilation.outputs]

@@ -1,1 +1,1 @@
-"""Runs of requests: bursts, permits, rings, event loops, recovery."""
+"""Runs of requests: bursts, permits, event loops, recovery."""

@@ -1,4 +1,4 @@
-"""Runs on many inputs, with results in order. They run in batches if possible."""
+"""Runs on many inputs, in batches if possible, with results in order."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, "npt.ArrayLike"]
 Outcome = list[Array] | Exception
 Row = int | NNBurstError
-"""The number of rows of an input, or its error."""
+"""The number of batch rows of an input, or the input's error."""
 
 
 _DEPTH = 4
-"""Number of batches at a time: one runs, one waits, one is filled, one is read."""
+"""Number of batches in use: one runs, one waits, one is filled, one is read."""
 
 
 def run_many(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None, returns_errors: bool
 ) -> Generator[Outcome, None, None]:
-    """Run a session on many inputs; see `Session.run_many`."""
+    """Run a session on many inputs, for `Session.run_many`."""
     index = -1
     with contextlib.closing(_parts(session, inputs, batch, timeout)) as parts:
         for part in parts:
-            if isinstance(part, Exception):  # raised by the caller's iterator
+            if isinstance(part, Exception):  # from the caller's iterator
                 raise part
             for outcome in part:
                 index += 1
@@ -52,7 +52,7 @@ def run_many(
 
 
 def _name(error: NNBurstError, index: int) -> None:
-    """Add the index of the failed input to an error. Drop the traceback, which refers to the run."""
+    """Add the index of the failed input to an error. Drop the traceback, which keeps the run alive."""
     error.__traceback__ = None
     error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
@@ -60,7 +60,7 @@ def _name(error: NNBurstError, index: int) -> None:
 def _parts(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
-    """Yield results in groups, to spend few Python steps on each, or an error of `inputs`."""
+    """Yield results in groups, for speed, or an error of `inputs`."""
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
@@ -86,7 +86,7 @@ def _parts(
 
 
 def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None) -> Iterator[tuple[Outcome]]:
-    """Yield the results of inputs of one kind, each from its own run."""
+    """Yield the results of equally shaped inputs, each from its own run."""
     nodes = session.compilation.inputs
 
     def filled() -> Iterator[tuple[bool, NNBurstError | None]]:
@@ -118,12 +118,12 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
 
 
 class _Rest:
-    """The remaining inputs of the caller's iterator. An error of the iterator ends them and is kept."""
+    """The remaining inputs of the caller's iterator, up to an error of the iterator."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None
         self.at_once = isinstance(inputs, list | tuple)
-        """True if several inputs may be taken before they are copied: the iterator does not reuse their arrays."""
+        """True if several inputs can be taken before a copy: the iterator cannot reuse their arrays."""
         self._iterator = iter(inputs) if self.at_once else self._caught(inputs)
         self._back: list[Inputs] = []
 
@@ -140,18 +140,18 @@ class _Rest:
         return self._back.pop() if self._back else next(self._iterator)
 
     def take(self, most: int) -> list[Inputs]:
-        """Take and return up to `most` inputs."""
+        """Remove and return up to `most` inputs."""
         items = [self._back.pop() for _ in range(min(most, len(self._back)))]
         items.extend(islice(self._iterator, most - len(items)))
         return items
 
     def first(self) -> Inputs | None:
-        """Return the next input without taking it; None if there is none."""
+        """Return the next input without removing it; None after the last."""
         self.give_back(items := self.take(1))
         return items[0] if items else None
 
     def give_back(self, items: Sequence[Inputs]) -> None:
-        """Put inputs back, so that they are taken again."""
+        """Put inputs back, to be taken again."""
         self._back.extend(reversed(items))
 
 
@@ -160,7 +160,7 @@ def _is_batched(node: NodeArg) -> bool:
 
 
 class _Batches:
-    """Runs inputs of one kind in batches of rows.
+    """Batches of equally shaped inputs.
 
     Args:
         session: The session, which also runs the inputs of a failed batch one by one.
@@ -175,10 +175,10 @@ class _Batches:
         self._shapes = shapes
         self._timeout = timeout
         self._batch = next(iter(shapes.values()))[0]
-        self._filled = 0  # rows of the next batch
+        self._filled = 0  # batch rows of the next batch
 
     def outcomes(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
-        """Yield the results of each batch. Ends early if the ring has ended."""
+        """Yield the results of each batch, until an error that ends the ring."""
         with contextlib.closing(self._ring.flights(self._batches(rest))) as flights:
             for (count, rows), execution, error in flights:
                 outputs: list[Array] = []
@@ -193,12 +193,12 @@ class _Batches:
                 yield _split(outputs, rows) if error is None else self._alone(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill batches for `Ring.flights`, and yield each one's rows. A partial batch is not started."""
+        """Fill batches for `Ring.flights`, and yield each batch's rows. A partial batch is not started."""
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):
             counts = _copy_alike(items, self._ring.current.inputs, self._filled)
-            if not counts and len(items) > 1:  # from here on, inputs run one by one
+            if not counts and len(items) > 1:  # take the next inputs one by one
                 rest.give_back(items)
                 at_once = 1
                 continue
@@ -211,12 +211,12 @@ class _Batches:
                         yield False, (0, rows)
                         rows = []
                     continue
-                if count is None:  # an input of another kind
+                if count is None:  # an input of other shapes
                     rest.give_back(items)
                     break
                 counts = [count]
             overflows = self._filled + sum(counts) > self._batch
-            if overflows:  # the input begins the next batch
+            if overflows:  # the input is for the next batch
                 rest.give_back(items)
             else:
                 rows += counts
@@ -228,10 +228,10 @@ class _Batches:
             yield False, (self._filled, rows)
 
     def _copy(self, arrays: Inputs) -> int | None:
-        """Copy an input to the rows after the filled ones, if it fits.
+        """Copy an input into the batch, if there is room.
 
         Returns:
-            The input's number of rows; None if the input is of another kind.
+            The input's number of rows; None if the shape of a row differs from the batch's.
 
         Raises:
             InvalidArgument: The input does not fit the model.
@@ -248,7 +248,7 @@ class _Batches:
         return count
 
     def _alone(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
-        """Yield the result of each input of a failed batch. Each runs alone, to find the one that fails."""
+        """Yield the result of each input of a failed batch. Run each input alone, to find the faulty one."""
         at = 0
         for row in rows:
             if not isinstance(row, int):
@@ -257,7 +257,7 @@ class _Batches:
             part = {name: view[at : at + row] for name, view in execution.inputs.items()}
             at += row
             if isinstance(error, LASTING):
-                yield copy(error)  # each gets the index of its input
+                yield copy(error)  # gets the input's index
                 continue
             try:
                 yield self._session.run(None, part, self._timeout)
@@ -266,11 +266,10 @@ class _Batches:
 
 
 def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
-    """Copy several inputs at once to the rows after the filled ones.
+    """Copy several inputs at once into a batch, after `filled` rows.
 
     Returns:
-        The number of rows of each input. Empty if an input is not a dict of fitting arrays, or if there is too little
-        room.
+        The number of rows of each input; empty if an input is not a dict of fitting arrays, or there is no room.
     """
     if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
         return []
@@ -283,7 +282,7 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
                 return []
             counts = have
             np.concatenate(column, out=view[filled : filled + sum(have)], casting="no")
-    except (KeyError, TypeError, ValueError):  # a wrong name, dtype or shape, or too few dimensions
+    except (KeyError, TypeError, ValueError):  # a wrong name, dtype or shape
         return []
     return counts
 
@@ -301,7 +300,7 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
 
 
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
-    """Split the outputs of a batch by input. A failed input gets its error in place of outputs."""
+    """Split the outputs of a batch by input. A failed input gets its error."""
     good = [row for row in rows if isinstance(row, int)]
     parts = iter(_split_good(outputs, good) if good else ())
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]
@@ -318,7 +317,7 @@ def _split_good(outputs: list[Array], rows: list[int]) -> Iterable[list[Array]]:
     ):
         raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
     count, held = rows[0], [output for output in outputs if not isinstance(output, np.ndarray)]
-    if not held and rows.count(count) == len(rows):  # avoids a Python step for each
+    if not held and rows.count(count) == len(rows):  # faster
         parts = [output.reshape(len(rows), count, *output.shape[1:]) for output in outputs]
         return map(list, zip(*parts, strict=True))
     ends = list(accumulate(rows))

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class Burst(OneProcess, Closing):
-    """A channel for executions in rapid succession, one at a time. Can be used as a context manager.
+    """A channel for executions in rapid succession, one at a time. Context manager.
 
     Args:
         compilation: A finished compilation, which must outlive the burst.
-        polling_window: Seconds that both ends poll before they sleep, 0 to never poll; None for the default: 50 µs with
-            two CPUs or more, 0 if the compilation prefers ``LOW_POWER``.
-        loop_timeout: Seconds that each WHILE of a run may take, 15 at most; None for 2. A longer loop ends its run with
+        polling_window: Seconds that both ends poll before they sleep; 0 to never poll. None means 0 if the compilation
+            prefers ``LOW_POWER``, else 50 µs if there are several CPUs.
+        loop_timeout: Longest duration of each WHILE in seconds, at most 15; None for 2. A longer loop ends the run with
             `MissedDeadline`.
 
     Raises:
@@ -109,33 +109,32 @@ class Burst(OneProcess, Closing):
 
         Args:
             shapes: Shapes that the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes
-                by name of an argument (``{"image": (8, 3, 224, 224)}``). Outputs get their shapes from named dimensions
-                where they can. An optional input gets an array if an argument of this call names it.
-            room: The largest shapes for `Execution.reshape`, in the same form as `shapes`; inputs without a shape
-                start with these. An output of unknown shape may have room, too. A state whose input is named here may
-                change its shape in each run.
+                by name of an argument (``{"image": (8, 3, 224, 224)}``). Named dimensions also apply to outputs. An
+                optional input gets an array if an argument of this call names the input.
+            room: The largest shapes for `Execution.reshape`, in the form of `shapes`. Without `shapes`, the execution
+                starts with these shapes. A state whose input is named here can change its shape in each run.
             measure: True to fill `Execution.timing`.
             state: ``{output: input}`` for each output that is an input of the next run. The state stays in the
-                device, in driver-managed buffers. Its shape is the input's, completed by `shapes`, or the shape of
-                its first value if it has `room`.
+                device, in driver-managed buffers. Its shape is the input's, completed by `shapes`, or, if the input is
+                named in `room`, the shape of the first value.
             initial_state: Arrays by input name for the first run; default zero.
-            memory: Your own memory for inputs and outputs, by name: a view of shared memory (``ring.array("uint8",
-                (480, 640, 3), offset)``) with the argument's dtype and shape, or a `Memory`, used from its beginning;
-                an image is used whole. Nothing is copied. It must stay open until the first run; the service then keeps
-                it mapped until the last execution that names it is closed.
-            steps: Run the model this many times in one run: arrays of inputs and outputs have this leading dimension,
+            memory: Your own memory for inputs and outputs, by name, which is used without copies: a view of shared
+                memory (``ring.array("uint8", (480, 640, 3), offset)``) with the argument's dtype and shape, a `Memory`,
+                used from its beginning, or a whole image. Keep the memory open until the first run. The service maps
+                it until the last execution that uses it is closed.
+            steps: Number of times that a run calls the model. Arrays of inputs and outputs have this leading dimension,
                 and a state passes from step to step. Shapes and types are those of one step. If a step fails, the
-                exception names it; the state is then as before the run, and outputs of earlier steps may be written.
-                The timeout covers the run, and is checked between steps.
-            timeout: Seconds that a run may take; None for no limit, 0 for an immediate answer only.
+                error names the step, and the state is as before the run, but outputs of earlier steps may be written.
+                The timeout applies to the whole run, and is checked between steps.
+            timeout: Longest duration of a run in seconds; None for no limit, 0 to accept only an immediate answer.
             rooms: Bytes for outputs of unknown shape, by name; default 4096. A given shape takes precedence.
             least: Minimum bytes of arguments of known shapes, by name.
             keep: An object that the execution keeps alive.
             pool: Source of another burst when this one is busy; None to refuse the run.
 
         Raises:
-            InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
-                of shared memory, not dense, or of another dtype; with steps, the shape of an output is not known.
+            InvalidArgument: A shape is missing or contradicts the model; output and input of a state differ; a view is
+                not of shared memory, not dense, or has another dtype; or, with steps, an output's shape is unknown.
             GeneralFailure: The device does not support steps, or cannot keep state: copy the state with `Session.run`.
             BadState: The burst is closed.
         """
@@ -179,11 +178,11 @@ class Burst(OneProcess, Closing):
 
     @property
     def stats(self) -> BurstStats:
-        """Counters of the client's end of the burst."""
+        """The client's counters of the burst."""
         return self.controller.stats
 
     def free_memory(self, memory: Memory | DeviceMemory) -> bool:
-        """Release a memory on both sides. Return True if the burst knew the memory.
+        """Release a memory in client and service. Return True if the burst had used the memory.
 
         Args:
             memory: A memory that requests of this burst have used.
@@ -197,7 +196,7 @@ class Burst(OneProcess, Closing):
         return self.controller.free_memory(pool)
 
     def _refuse(self) -> None:
-        """Refuse further runs, without waiting. An execution in flight raises `BadState`."""
+        """Refuse further runs. Do not wait: an execution in flight raises `BadState`."""
         self.controller.refuse()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The bursts of a session, as many as were needed at the same time, and their replacement after a crash."""
+"""The bursts of a session, and their replacement after a crash."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Restart(Struct, frozen=True):
         reason: The reason why the service ended.
         signal: See `DeadObject`.
         exit_status: See `DeadObject`.
-        cache: Cache result of the new compilation, the name of a `CacheReason`.
-        seconds: Time from the first call that needed the service until it was ready.
+        cache: Cache result of the new compilation: the name of a `CacheReason`.
+        seconds: Time from the first call that needed the service until the service was ready.
     """
 
     reason: str
@@ -52,10 +52,10 @@ class Restart(Struct, frozen=True):
 
 
 class BurstPool:
-    """A pool of bursts on one compilation. A burst runs one execution at a time; others move to a free burst.
+    """A pool of bursts on one compilation. If an execution's burst is busy, the execution moves to a free burst.
 
-    A program with one thread has one burst, which stays in the CPU's cache; a program with many threads has as many
-    bursts as simultaneous runs. A ring cannot move, so it has its own burst, which ends with it.
+    The pool has as many bursts as runs at the same time, and so one burst for a program with one thread. A ring cannot
+    move, so it has its own burst, which ends with the ring.
 
     Args:
         options: Options of the session.
@@ -75,14 +75,14 @@ class BurstPool:
         self._open(compilation, self._bursts)
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
-        self._lock = process_lock()  # no thread waits while it has this lock
+        self._lock = process_lock()  # no thread waits with this lock
         self.restarts: tuple[Restart, ...] = ()
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._rings: dict[Hashable, Ring] = {}
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Reset the pool in a forked child: refuse new bursts, and drop rings, whose inputs the parent uses."""
+        """Reset the pool in a forked child: refuse new bursts, and drop rings, which the parent uses."""
         self._refusal, self._attempt, self._rings = _INHERITED, None, {}
 
     def _check_open(self) -> None:
@@ -102,32 +102,32 @@ class BurstPool:
         return burst
 
     def begin_again(self, compilation: Compilation) -> None:
-        """Replace dead bursts by bursts on a new compilation. Executions move at their next run."""
+        """Replace dead bursts by a burst on a new compilation. Executions move to it at their next run."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
         self._bursts, self._of_rings, self._rings = bursts, [], {}
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
-        """Return a burst in place of a busy or dead one; None if there is no replacement after a death.
+        """Return a burst that replaces a busy or dead one; None if a dead one has no replacement.
 
         Raises the same errors as `spare`.
         """
         return None if died and not self.recover(burst) else self.spare()
 
     def recover(self, dead: Burst) -> bool:
-        """Wait until dead bursts are replaced. Return False if they will not be.
+        """Wait until dead bursts are replaced. Return False without options for a restart, or after `refuse`.
 
-        A helper thread does the work once for each death, as waiting threads may have too little time for it.
+        A thread does the work once for all callers, whose deadlines can be shorter.
 
         Raises:
-            DeadObject: The model could not be opened again; the next call tries once more.
-            MissedDeadline: The work takes longer than the caller may wait. It continues.
+            DeadObject: The model could not be opened again. The next call tries once more.
+            MissedDeadline: The caller's deadline has passed; the work continues.
             BadState: The session is closed.
         """
         ending = dead.controller.ending
         if self._refusal:
             return False
-        if dead.controller.end_reason and not ending.reason:  # only the burst has ended, not the service
+        if dead.controller.end_reason and not ending.reason:  # the burst has ended, not the service
             return True
         if not self.options.restarts:
             return False
@@ -141,7 +141,7 @@ class BurstPool:
                 attempt = start_daemon(self._restart, failures, ending, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
         thread, failures = attempt
-        thread.join(Deadline.after().left())  # this thread has no lock that a signal handler could need
+        thread.join(Deadline.after().left())  # has no lock that a signal handler could need
         if failures:
             failure = f"the service is gone ({ending.reason}) and does not come back: {failures[0]}"
             raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from failures[0]
@@ -154,7 +154,7 @@ class BurstPool:
         try:
             try:
                 cache = deadline.call(self._open_again)
-            except DeadObject:  # the new service may have died for the same reason
+            except DeadObject:  # the new service may have died, too
                 cache = deadline.call(self._open_again)
         except BaseException as error:  # the waiting threads raise it
             failures.append(error)
@@ -165,7 +165,7 @@ class BurstPool:
         warn("nnburst.runtime", said, how.reason, restart.seconds)
 
     def end_restart(self) -> None:
-        """Wait for a running restart, but no longer than closing may take."""
+        """Wait for a running restart, within the time limit for closing."""
         if self._attempt is not None:
             self._attempt[0].join(Deadline.after(LEAVING).left())
 
@@ -175,7 +175,7 @@ class BurstPool:
         return self._bursts[0]
 
     def living(self) -> Burst:
-        """Return a free burst like `spare`, after `recover` if the service has died. For callers that cannot move."""
+        """Return a free burst like `spare`, after `recover` if the service has died."""
         if self.first.controller.ending.reason:
             self.recover(self.first)
         return self.spare()
@@ -188,11 +188,11 @@ class BurstPool:
         return None
 
     def spare(self) -> Burst:
-        """Return a free burst. If all are busy, open another, which waits for the service.
+        """Return a free burst. If all are busy, open another.
 
         Raises:
             BadState: The pool is closed.
-            ResourceExhausted: The service gives this client no more bursts.
+            ResourceExhausted: The service refuses another burst.
             MissedDeadline: The service did not answer in time.
         """
         return self.free() or self._another(lambda: self._bursts)
@@ -218,8 +218,8 @@ class BurstPool:
             raise
 
     def _end(self, burst: Burst) -> None:
-        """Take a burst out of use. Safe in a finaliser, as the burst is closed later."""
-        with contextlib.suppress(ValueError):  # `begin_again` has already removed it
+        """End a burst, and leave it for `_bury` to close. Safe in a finaliser."""
+        with contextlib.suppress(ValueError):  # removed by `begin_again`
             self._of_rings.remove(burst)
         if self._refusal != _INHERITED:
             burst.controller.hang_up()
@@ -233,12 +233,12 @@ class BurstPool:
         make: Callable[[Ring | None, Burst], Sequence[Execution]],
         deadline: Deadline,
     ) -> Iterator[Ring]:
-        """Lend a recently used ring, as a new one costs more than many runs.
+        """Lend a ring, if possible a used one: a new ring costs more than many runs.
 
         Args:
-            key: Key of the ring. Rings of equal keys can replace each other.
+            key: Key of the ring. Rings with equal keys can replace each other.
             sizes: Shapes of the ring's arguments.
-            make: Returns executions on a burst, for a new ring or for one whose room is too small.
+            make: Returns executions on a burst for a new ring, which can replace a ring with too little room.
         """
         ring = small = self._rings.pop(key, None)
         if ring is None or not ring.is_idle or not ring.reshape(sizes):
@@ -252,7 +252,7 @@ class BurstPool:
                     self._rings.pop(oldest, None)
 
     def _bury(self) -> None:
-        """Close bursts that have ended, and keep their counts."""
+        """Close bursts that have ended, and add up their counters."""
         with contextlib.suppress(IndexError):
             while True:
                 burst = self._ended.popleft()
@@ -280,13 +280,13 @@ class BurstPool:
         return (*self._bursts, *self._of_rings, *self._ended)
 
     def refuse(self) -> None:
-        """Refuse further runs, without waiting. Executions in flight raise `BadState`."""
+        """Refuse further runs. Do not wait: executions in flight raise `BadState`."""
         self._refusal = self._refusal or _CLOSED
         for burst in self._all:
             burst._refuse()
 
     def hang_up(self) -> None:
-        """End all bursts without waiting. May be called from any thread or finaliser."""
+        """End all bursts without waiting. Safe in any thread and finaliser."""
         self._rings = {}
         for burst in self._all:
             burst.controller.hang_up()

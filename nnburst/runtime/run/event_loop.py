@@ -1,11 +1,11 @@
-"""Awaitable executions for asyncio and Trio: the event loop watches the bell of each burst in use.
+"""Awaitable executions for asyncio and Trio. The event loop watches the descriptor that signals answers of a burst.
 
-A run first polls for its answer in successive turns of the loop, until its polling window is over, if polling has
-helped recently. All runs together may poll for a limited time in a turn, so that other tasks wait for about one
-window. Then the task is suspended until the bell rings.
+If polling has helped recently, a run first polls for its answer, in several iterations of the loop, until its polling
+window is over. The time of all runs' polling in an iteration is limited, for the sake of other tasks. After polling,
+the task is suspended until the answer.
 
-A cancelled run is withdrawn if the service has not taken it. Otherwise its arrays are in use until its answer comes. A
-thread (one per open burst) waits for that answer, as the loop may end first.
+If the service has not begun a cancelled run, the run is withdrawn. Otherwise the run's arrays are in use until its
+answer. A thread (one per open burst) waits for the answer: the loop may end first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONGEST_TURN = 30_000
-"""Nanoseconds that all runs together may poll in one turn of an event loop. docs/async.md has the delay of other tasks.
+"""Nanoseconds that all runs together may poll in one iteration of an event loop. For the delay, see docs/async.md.
 """
 
 
@@ -51,7 +51,7 @@ def current_loop() -> Loop:
         with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
             if sniffio.current_async_library() == "trio":
                 return _trio_loop()
-    import asyncio  # late: most clients have no loop
+    import asyncio  # late: most clients need no loop
 
     try:
         loop = asyncio.get_running_loop()
@@ -70,13 +70,13 @@ def current_loop() -> Loop:
 async def run(
     execution: BoundRequest, timeout: float | EllipsisType | None = ..., late: Callable[[], None] = _nothing
 ) -> None:
-    """Run an execution like `BoundRequest.run`, but without blocking the event loop.
+    """Run an execution like `BoundRequest.run`, without blocking the event loop.
 
     Args:
-        late: Called when an abandoned run has ended or is withdrawn, by the thread that notices.
+        late: Called in any thread when a cancelled run has ended or is withdrawn.
 
     Raises:
-        NNBurstError: See `BoundRequest.run`. `BadState` if the execution is in flight.
+        NNBurstError: See `BoundRequest.run`; also `BadState` if the execution is in flight.
     """
     if timeout is not ...:
         with execution._limited(timeout):
@@ -107,7 +107,7 @@ async def run(
             raise
     if flight.status == 0:
         return
-    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # no need to ask the service for a reason
+    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # needs no reason from the service
         execution._conclude(flight.status)
         return
     execution._concluding = True
@@ -137,7 +137,7 @@ async def aside(
     """
     waiter = current_loop().waiter()
     outcome: list[tuple[T | None, BaseException | None]] = []
-    first = threading.Lock()  # acquired by task or thread; the second one drops the outcome
+    first = threading.Lock()  # task and thread acquire it; the second to come drops the outcome
     context = contextvars.copy_context()
 
     def job() -> None:
@@ -168,7 +168,7 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
 
     flight.when_landed(landed)
     if not flights.give_up(flight):
-        with contextlib.suppress(ResourceExhausted):  # without a thread only the loop waits
+        with contextlib.suppress(ResourceExhausted):  # without a thread, only the loop waits
             attend_to(flights, flight)
 
 
@@ -176,16 +176,16 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
 
 
 class _AsyncioLoop:
-    """An asyncio loop, with a reader for each burst in use."""
+    """An asyncio loop, which watches each burst in use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self._thread = threading.get_ident()
         self._watched: weakref.WeakKeyDictionary[InFlightRuns, FdSet] = weakref.WeakKeyDictionary()
-        self._turn_ends = 0  # 0 if no run has polled in this turn
+        self._turn_ends = 0  # 0 if no run has polled in this iteration
 
     def attend(self, flights: InFlightRuns) -> None:
-        """Watch the bell of a burst with executions in flight."""
+        """Watch for answers of a burst with executions in flight."""
         loop = self.loop()
         if loop is None or flights in self._watched or flights.closed:
             return
@@ -206,13 +206,13 @@ class _AsyncioLoop:
         own.close()
 
     def waiter(self) -> _AsyncioWaiter:
-        """Return a new object on which one task can wait."""
+        """Return a new object on which a task can wait."""
         loop = self.loop()
         assert loop is not None  # the loop runs
         return _AsyncioWaiter(loop, self._thread)
 
     def look_until(self) -> int:
-        """Return the end of polling in this turn (CLOCK_MONOTONIC nanoseconds), set by the turn's first call."""
+        """Return the end of polling in this iteration of the loop (CLOCK_MONOTONIC nanoseconds)."""
         if not self._turn_ends:
             loop = self.loop()
             assert loop is not None
@@ -224,13 +224,13 @@ class _AsyncioLoop:
         self._turn_ends = 0
 
     def pause(self) -> Awaitable[None]:
-        """Let the loop run other tasks for one turn."""
+        """Let the loop run other tasks for one iteration."""
         import asyncio
 
         return asyncio.sleep(0)
 
     def checkpoint(self) -> None:
-        """Do nothing. In Trio, this lets other tasks run after a run that was answered at once."""
+        """Do nothing. In Trio, let other tasks run after a run that did not wait."""
         return None
 
 
@@ -242,7 +242,7 @@ class _AsyncioWaiter:
         self._future: asyncio.Future[bool] = loop.create_future()
 
     def set(self, flight: InFlight | None = None) -> None:
-        """Wake the task. Any thread may call this, also more than once."""
+        """Wake the task. Any thread may call `set`, repeatedly."""
         if threading.get_ident() == self._thread:
             self._end(True)
         else:
@@ -250,7 +250,7 @@ class _AsyncioWaiter:
                 self._loop.call_soon_threadsafe(self._end, True)
 
     def _end(self, in_time: bool) -> None:
-        if not self._future.done() and not self._loop.is_closed():  # a closed loop resumes no task
+        if not self._future.done() and not self._loop.is_closed():  # a closed loop runs no task
             self._future.set_result(in_time)
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
@@ -273,14 +273,14 @@ class _Here(threading.local):
 
 
 _here = _Here()
-"""The loop that was used last in this thread, which is most likely to be used next."""
+"""The loop that this thread used last, for a quick look-up."""
 
 
 # ---- Trio ------------------------------------------------------------------------------------------------------------
 
 
 class _TrioLoop:
-    """A Trio loop, with a system task for each burst in use. Every run is a checkpoint, like Trio's own functions."""
+    """A Trio loop, with a system task for each burst in use. Every run is a checkpoint, as in Trio's functions."""
 
     def __init__(self, token: Any) -> None:
         import trio
@@ -289,13 +289,13 @@ class _TrioLoop:
         self._token = weakref.ref(token)
         self._thread = threading.get_ident()
         self._watched: weakref.WeakSet[InFlightRuns] = weakref.WeakSet()
-        self._turn_ends = 0  # 0 if no run has polled in this turn
+        self._turn_ends = 0  # 0 if no run has polled in this iteration
         self._turner: Any = None
 
     def attend(self, flights: InFlightRuns) -> None:
         if flights in self._watched or flights.closed:
             return
-        own = flights.copy_bell()  # the burst may be closed before the task starts
+        own = flights.copy_bell()  # the burst can close before the task starts
         self._watched.add(flights)
         self._trio.lowlevel.spawn_system_task(self._watch, flights, own)
 
@@ -321,7 +321,7 @@ class _TrioLoop:
         return self._turn_ends
 
     async def _turn(self) -> None:
-        """Start a turn once the tasks that were ready before the wake-up have run."""
+        """Begin a new iteration once all tasks that were ready have run."""
         try:
             while True:
                 self._turn_ends = 0

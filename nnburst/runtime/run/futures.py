@@ -1,4 +1,4 @@
-"""Futures of started executions, and the thread per burst that completes them."""
+"""Futures of started executions, and the threads that complete them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def submit(execution: E) -> Future[E]:
-    """Start an execution. The future's result is the execution itself, with the outputs of the run."""
-    from concurrent.futures import Future  # most clients never need it
+    """Start an execution. The future's result is the execution, with the run's outputs."""
+    from concurrent.futures import Future  # late: most clients need no futures
 
     future: Future[E] = Future()
     deadline = Deadline.after(execution._allowed)
-    while (flight := execution._start()).status == -errno.EBUSY:  # another thread waits in this burst
+    while (flight := execution._start()).status == -errno.EBUSY:  # another thread uses this burst
         if execution._again(errno.EBUSY, deadline) is None:
-            break  # there is no other burst
+            break  # no other burst
     flights = execution.controller.flights
     try:
         attend_to(flights, flight)
@@ -42,7 +42,7 @@ def submit(execution: E) -> Future[E]:
     once, due, missed = threading.Lock(), execution._deadline, execution._missed()
 
     def landed(flight: InFlight) -> None:
-        if not once.acquire(blocking=False):  # another thread was first, or the timeout is over
+        if not once.acquire(blocking=False):  # another thread was first, or the timeout has passed
             return
         take_back()
         try:
@@ -53,7 +53,7 @@ def submit(execution: E) -> Future[E]:
             future.set_result(execution)
 
     def expire() -> None:
-        if not flights.give_up(flight) and once.acquire(blocking=False):  # otherwise it has ended
+        if not flights.give_up(flight) and once.acquire(blocking=False):  # else the run has ended
             future.set_exception(missed)
 
     is_limited = due.at_ns and flight.status is None
@@ -66,24 +66,24 @@ _attendants = process_lock()
 
 
 def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
-    """Have a thread complete a burst's executions until this one has ended."""
+    """Make a thread complete a burst's executions until `flight` has ended."""
     if flight.status is not None:
         return
     with _attendants:
         if flights.attendant is None or not flights.attendant.is_alive():
             what = "what is in flight"
             flights.attendant = start_daemon(_attend, weakref.ref(flights), name="nnburst-attendant", what=what)
-    flights.arm()  # the thread may be asleep because nothing was in flight
+    flights.arm()  # wakes the thread
 
 
 def _attend(reference: weakref.ref[InFlightRuns]) -> None:
-    """Complete executions as long as the burst exists."""
+    """Complete executions while the burst exists."""
     flights = reference()
     if flights is None:
         return
     try:
         fd = flights.copy_bell()
-    except BadState:  # closed, so nothing is in flight
+    except BadState:  # closed
         return
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
@@ -92,6 +92,6 @@ def _attend(reference: weakref.ref[InFlightRuns]) -> None:
             flights.attend(fd.fds[0])
             if flights.closed:
                 return
-            del flights  # lets the burst be dropped during the wait
+            del flights  # the burst can be dropped meanwhile
             poll.poll()
             flights = reference()

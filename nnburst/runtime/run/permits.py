@@ -1,4 +1,4 @@
-"""Permits of a session, which decide which callers may run and which wait."""
+"""Permits of a session, which limit the number of runs at the same time."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ if TYPE_CHECKING:
     from ..execution import Execution
 
 _LONGEST_WAIT = 0.1
-"""Seconds until a waiting caller checks for a permit without being woken."""
+"""Seconds after which a waiting caller checks for a permit, even if no other caller wakes it."""
 
 
 class Permit:
-    """Permission to run, which keeps executions of earlier runs: one for each form of the arguments.
+    """Permission to run, with executions of earlier runs: one for each form of the arguments (ranks, omitted inputs).
 
     Attributes:
-        thread: Id of the thread that has to continue before the permit comes back; 0 for none.
+        thread: Id of the thread that must continue before it returns the permit; 0 for none.
     """
 
     __slots__ = ("__weakref__", "execution", "executions", "thread")
 
     def __init__(self) -> None:
         self.execution: Execution | None = None
-        self.executions: dict[Hashable, Execution] = {}  # in order of use, the most recent last
+        self.executions: dict[Hashable, Execution] = {}  # most recently used last
         self.thread = 0
 
     def forget(self) -> None:
-        """Drop the executions of the permit."""
         for execution in list(self.executions.values()):
             execution.forget()
         self.execution, self.executions = None, {}
 
 
 class Permits:
-    """A fixed number of permits. The permit that was given back last is taken first, as its burst still polls.
+    """A fixed number of permits. The permit that was returned last is taken first, because its burst still polls.
 
-    Waiting callers are woken in order and take an idle permit: waking a caller reserves nothing, and may happen twice.
-        A caller that is not woken checks every tenth of a second: callers before it may be unable to run,
-        interrupted by its signal handler or in its own event loop. A permit that is dropped, because an exception came
-        between two steps, is replaced when another caller waits.
+    Waiting callers are woken in order, and then take an idle permit: a wake-up reserves nothing. Every tenth of a
+    second, a waiting caller checks for a permit without a wake-up, because callers before it may be unable to run: its
+    signal handler may have interrupted them, or they are in its event loop. A waiting caller replaces permits that were
+    lost through an exception.
 
     Attributes:
-        idle: Free permits. In a hot loop, `take` is ``idle.pop()`` while `waiting` is empty, and `give` is
+        idle: Free permits. A hot loop replaces `take` by ``idle.pop()`` while `waiting` is empty, and `give` by
             ``idle.append(permit)`` followed by ``if waiting: wake()``.
         waiting: Functions that wake the waiting callers, in order.
     """
@@ -64,7 +63,7 @@ class Permits:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Create new permits in a forked child. Old executions are dropped: the parent's runs read their inputs."""
+        """Create new permits in a forked child, which must not write to the executions of the parent."""
         self.waiting.clear()
         self.idle.clear()
         self._all: list[weakref.ref[Permit]] = []
@@ -72,7 +71,7 @@ class Permits:
         self._complete()
 
     def _complete(self) -> None:
-        """Replace dropped permits, and wake callers for the idle ones."""
+        """Replace lost permits, and wake callers for idle permits."""
         with self._completing:
             while len(self._all) < self.number:
                 permit = Permit()
@@ -94,11 +93,11 @@ class Permits:
                     arrival.get(timeout=min(left or _LONGEST_WAIT, _LONGEST_WAIT))
                 except Empty:
                     self._complete()
-                with contextlib.suppress(IndexError):  # another caller has taken it
+                with contextlib.suppress(IndexError):  # another caller took it
                     return self.idle.pop()
             return None
         finally:
-            self.waiting.remove(arrival.put)  # atomic, so that an interrupt comes before or after it
+            self.waiting.remove(arrival.put)  # atomic: an interrupt comes before or after
             self.wake()
 
     async def atake(self, deadline: Deadline) -> Permit | None:
@@ -115,7 +114,7 @@ class Permits:
             self._complete()
             while (left := deadline.left()) != 0:
                 await arrival.wait(min(left or _LONGEST_WAIT, _LONGEST_WAIT))
-                arrival = current_loop().waiter()  # created before the check, so that no permit is missed
+                arrival = current_loop().waiter()  # before the check, to miss no permit
                 with contextlib.suppress(IndexError):
                     return self.idle.pop()
                 self._complete()
@@ -131,12 +130,12 @@ class Permits:
 
     def wake(self) -> None:
         """Wake as many waiting callers as there are idle permits."""
-        with contextlib.suppress(IndexError):  # a waiting caller has given up
+        with contextlib.suppress(IndexError):  # a waiting caller has left
             for place in range(min(len(self.idle), len(self.waiting))):
                 self.waiting[place](None)
 
     def awaited_in(self, thread: int) -> int:
-        """Return the number of permits that come back only when the given thread continues."""
+        """Return the number of permits that return only when the given thread continues."""
         return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Rings of executions on one burst: while the service runs some, the caller fills the next one."""
+"""Rings of executions on one burst: while the service runs an execution, the caller fills the next."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LASTING = (MissedDeadline, DeadObject, BadState)
 
 
 class Ring:
-    """A ring of executions on one burst, several of them in flight. Answers come in the order of the starts.
+    """A ring of executions on one burst, of which several can be in flight. Answers come in the order of starts.
 
-    Only one thread may use it at a time. The ring ends when it is dropped.
+    Only one thread at a time may use a ring. Dropping the ring ends it.
 
     Args:
-        executions: Two or more executions, which belong to the ring from now on.
+        executions: Two or more executions, which the ring owns.
         then: Called when the ring ends.
     """
 
@@ -58,18 +58,17 @@ class Ring:
 
     @property
     def is_idle(self) -> bool:
-        """True if the burst has nothing in flight and can be used again."""
+        """True if the burst can be used again, and has nothing in flight."""
         controller = self._controller
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def flights(
         self, items: Iterable[tuple[bool, T]]
     ) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
-        """Run `current` for each item, several at the same time, and yield item, execution and error after each run.
+        """Run `current` for each item, several at the same time. Yield item, execution and error after each run.
 
-        An item that is false starts no run, and is yielded after all items before it. An error that ends the ring
-        comes last: a `MissedDeadline`, whose run may still use its arrays, a `DeadObject` or a `BadState`. Closing the
-        generator abandons the runs in flight.
+        An item with False starts no run, and is yielded in order. The generator stops after a `MissedDeadline` (the
+        run may still use its arrays), a `DeadObject` or a `BadState`. Closing the generator abandons runs in flight.
         """
         flying: deque[T] = deque()
         try:
@@ -80,7 +79,7 @@ class Ring:
                     flying.append(item)
                     if len(flying) == len(self._pointers):
                         yield flying.popleft(), self._executions[self._at], error
-                else:  # a false item, a failed start, or a run without the burst
+                else:  # no run, a failed start, or a run without the burst
                     yield from self._finish(flying)
                     yield item, execution, error
                 if error is not None and isinstance(error, LASTING):
@@ -91,10 +90,10 @@ class Ring:
             self._at = 0
 
     def _start(self) -> tuple[bool, NNBurstError | None]:
-        """Start `current`, then wait for the next execution if it is in flight.
+        """Start `current`, then wait for the end of the next execution in the ring.
 
         Returns:
-            True if the started execution is in flight; and the error of the next execution, else of this one.
+            True if `current` is in flight, and the error of the next execution; or False, and the error of `current`.
         """
         at, pointers = self._at, self._pointers
         following = (at + 1) % len(pointers)
@@ -127,6 +126,6 @@ def _give_up(executions: Sequence[CData]) -> None:
 
 
 def _end(executions: Sequence[CData], then: Callable[[], object]) -> None:
-    """Withdraw the executions, since no answer may be written to one that no longer exists."""
+    """Withdraw the executions, so that no answer is written into freed memory."""
     _give_up(executions)
     then()

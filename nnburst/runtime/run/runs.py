@@ -1,4 +1,4 @@
-"""Runs of a session whose inputs do not fit the previous run's arrays, for `run` and `arun`."""
+"""Runs of a session, for inputs that do not fit the previous run's arrays."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from .burst_pool import BurstPool
 
 _KEPT = 8
-"""Maximum number of executions that a permit keeps, for different forms of the arguments."""
+"""Maximum number of executions that a permit keeps."""
 _LEAST_ROOM = 4096
 """Minimum bytes for an argument whose shape the model leaves open."""
 _MOST_KEPT = (32 << 20) - mmap.PAGESIZE
-"""Largest block in bytes whose release raises glibc's mmap threshold, see mallopt(3)."""
+"""Largest block in bytes whose release raises glibc's mmap threshold (see mallopt(3))."""
 _MOST_RERUNS = 8
 _TOO_OFTEN = f"an output still does not fit after {_MOST_RERUNS} runs with ever more room"
 
@@ -52,7 +52,7 @@ class Runs:
     Attributes:
         permits: Permits, with the executions of earlier runs.
         rooms: Bytes that outputs of unknown shape have needed so far, by name.
-        least: Minimum bytes by name of arguments whose shape the model leaves open.
+        least: Minimum bytes of arguments with open shapes, by name.
     """
 
     def __init__(self, pool: BurstPool, timeout: float | None, concurrency: int) -> None:
@@ -69,10 +69,10 @@ class Runs:
     # ---- permits ---------------------------------------------------------------------------------------------
 
     def wait_for_permit(self, limit: float | None) -> tuple[Permit, float | None]:
-        """Wait for a permit. Return it and the seconds left for the run.
+        """Wait for a permit. Return the permit, and the seconds left for the run.
 
         Raises:
-            BadState: Only this thread could give a permit back, and it would wait for itself.
+            BadState: Only this thread could return a permit, so the wait would never end.
             MissedDeadline: No permit was free in time.
         """
         permits, deadline = self.permits, Deadline.after(limit)
@@ -99,7 +99,7 @@ class Runs:
     def run_again(
         self, permit: Permit, failed: Execution, error: OutputInsufficientSize, limit: float | None
     ) -> list[Array]:
-        """Continue after a failed first attempt. `limit` is the run's, without the time of setting up."""
+        """Repeat a run with more room for outputs. `limit` is the run's, without the time of preparation."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
             larger = self._setting_up(limit).call(self.enlarge, permit, failed, error)
@@ -122,7 +122,7 @@ class Runs:
                 self.permits.give(permit)
 
         async def set_up(step: Callable[[], Any]) -> Any:
-            """Call a function that may wait for another burst, or for a restart of the service."""
+            """Call a function that can wait for another burst, or for a restart of the service."""
             nonlocal deadline, aside
             first, begin = self._pool.first.controller, time.monotonic_ns()
             opening = self._setting_up(limit)
@@ -130,7 +130,7 @@ class Runs:
                 made = opening.call(step)
             else:
                 flights = first.flights
-                aside = True  # the permit stays in use if the task is cancelled
+                aside = True  # a cancelled task keeps the permit until `step` ends
                 made, error = await event_loop.aside(flights, lambda: opening.call(step), give)
                 aside = False
                 if error is not None:
@@ -144,7 +144,7 @@ class Runs:
                 execution = await set_up(partial(self._fed, permit, inputs))
             for _ in range(_MOST_RERUNS):
                 if not execution.controller.is_free:
-                    with contextlib.suppress(ResourceExhausted):  # without another burst the run shares this one
+                    with contextlib.suppress(ResourceExhausted):  # shares the burst
                         await set_up(partial(execution._again, errno.EBUSY, deadline))
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
@@ -155,7 +155,7 @@ class Runs:
         finally:
             permit.thread = 0
             abandoned = execution is not None and (execution.is_in_flight or execution._concluding)
-            if not aside and not abandoned:  # else at its end
+            if not aside and not abandoned:  # else at the end of step or run
                 give()
 
     def _setting_up(self, limit: float | None) -> Deadline:
@@ -164,7 +164,7 @@ class Runs:
     # ---- executions ------------------------------------------------------------------------------------------
 
     def prepare(self, permit: Permit, inputs: object, limit: float | None) -> Execution:
-        """Return an execution for the shapes of these inputs, with the inputs copied in."""
+        """Return an execution for the inputs' shapes, and copy the inputs."""
         return self._setting_up(limit).call(self._fed, permit, inputs)
 
     def _fed(self, permit: Permit, inputs: object) -> Execution:
@@ -196,14 +196,14 @@ class Runs:
             least=least,
             pool=self._pool,
         )
-        # The C library returns freed pages to the kernel, so that each run would have page faults for its outputs.
-        # After freeing one such block, it keeps up to twice as much.
+        # The C library returns freed pages to the kernel, so each run would have page faults for its outputs. Freeing
+        # this block makes the C library keep up to twice as much.
         if (memory := execution._arguments.layout.memory) is not None:
             np.empty(min(memory.size, _MOST_KEPT), np.uint8)
         return execution
 
     def enlarge(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
-        """Replace a permit's execution by one with the room that its last run needed, with the same inputs."""
+        """Replace a permit's execution by one with enough room for the outputs, and the same inputs."""
         arguments = small._arguments
         for name, nbytes in arguments.needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
