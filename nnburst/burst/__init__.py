@@ -1,4 +1,4 @@
-"""Bursts: executions over fast message queues, with memory named by slot."""
+"""Bursts: executions over message queues in shared memory."""
 
 from __future__ import annotations
 

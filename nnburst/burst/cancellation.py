@@ -1,7 +1,7 @@
-"""Cancellation of requests whose clients have stopped waiting, and accounts of working memory.
+"""Cancellation of requests whose clients no longer wait, and accounts of working memory.
 
-A server binds requests `under_token`. A long-running kernel gets the `present_token` while it is bound; during a run
-it checks the token's word, or its `cancel` is called. Memory that a kernel keeps is counted as `WorkingMemory`.
+A server binds requests `under_token`. A long-running kernel takes the `present_token` while it is bound. During a run,
+the kernel checks `CancelToken.cancelled`, or the token calls the kernel's `cancel`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class CancelToken:
 
     Attributes:
         cancelled: A word in C, nonzero once the token is cancelled.
-        server: The server's end of the burst, which shows if the client has given up the running request; NULL
-            without one.
+        server: C's server end of the burst, which shows if the client has abandoned the running request; or NULL.
         account: Account that working memory is charged to; None for no account.
     """
 
@@ -51,7 +50,7 @@ class CancelToken:
         self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use is one atomic step of the interpreter
 
     def add(self, kernel: Kernel) -> None:
-        """Have a kernel cancelled with the token, if it has a method `cancel` (see `Kernel`)."""
+        """Register a kernel with a method `cancel` (see `Kernel`), to be cancelled with the token."""
         if getattr(kernel, "cancel", None) is None:
             return
         kernels, number = self._kernels, next(_NUMBERS)
@@ -60,7 +59,7 @@ class CancelToken:
             self._cancel_kernels()
 
     def cancel(self) -> None:
-        """Cancel the token and its kernels. May be called from any thread; takes no lock."""
+        """Cancel the token and its kernels. Any thread may call it; it takes no lock."""
         lib.nnb_word_raise(self.cancelled)
         self._cancel_kernels()
 
@@ -89,15 +88,15 @@ def under_token(token: CancelToken | None) -> Iterator[None]:
 
 
 def present_token() -> CancelToken | None:
-    """Return the token present in this thread; None if there is none."""
+    """Return the token that `under_token` has set in this thread, or None."""
     return _PRESENT.token
 
 
 class WorkingMemory:
-    """Working memory of a bound request and its runs, in addition to the request's memory, charged to its client.
+    """Working memory of a bound request and its runs, which is charged to the request's client.
 
-    It is created while a request is bound, and kept with the arrays that it counts: bytes that are not given back
-    count until this object is dropped. Only one thread at a time may use it.
+    Create it while the request is bound. Bytes count until `give_back`, or until this object is dropped. Only one
+    thread at a time may use it.
     """
 
     __slots__ = ("_account", "_charged", "_releases", "_taken")

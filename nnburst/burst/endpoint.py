@@ -21,14 +21,14 @@ _UINT32_MAX = 2**32 - 1
 
 
 def open_channels(request: MQDescriptor, result: MQDescriptor, *, reset: bool) -> tuple[CData, CData]:
-    """Open one end of both channels of a burst, for an endpoint that takes ownership.
+    """Open both channels of a burst for a C endpoint, which then owns them.
 
     Args:
         request, result: Descriptors of synchronized queues of 24-byte datums with an event word, in sealed memory.
-        reset: True to empty the queues. For the server, which attaches before the client may send.
+        reset: True to empty the queues, as the server does before the client may send.
 
     Raises:
-        InvalidArgument: A descriptor does not describe such a queue.
+        InvalidArgument: A descriptor describes another kind of queue.
     """
     request_queue = _open_channel(request, "request channel", reset)
     try:
@@ -67,7 +67,7 @@ def _u32(value: int, what: str, hint: str = "") -> int:
 
 
 def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple[CData, list[object]]:
-    """Return a C request, and objects to keep alive with it. Raises `InvalidArgument` for too large a number."""
+    """Return a C request and objects to keep alive with it. Raises `InvalidArgument` for numbers beyond 32 bits."""
     arguments = (*request.inputs, *request.outputs)
     rows = ffi.new("nnb_argument[]", max(len(arguments), 1))
     dims: list[int] = []
@@ -112,7 +112,7 @@ def python_request(raw: CData) -> tuple[Request, list[int], bool]:
 
 
 def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
-    """Return a C result, and objects to keep alive with it."""
+    """Return a C result and objects to keep alive with it."""
     status, shapes, timing = result
     out = ffi.new("nnb_result *")
     rows = ffi.new("nnb_shape[]", max(len(shapes), 1))
@@ -133,7 +133,7 @@ def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
 
 
 def python_result(raw: CData) -> ExecutionResult:
-    """Return the consistent parts of a result's status, shapes and timing."""
+    """Return a result's status, shapes and timing, without parts that contradict the status."""
     shapes: tuple[OutputShape, ...] = ()
     if raw.n_shapes:
         dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []

@@ -22,17 +22,16 @@ if TYPE_CHECKING:
 
 
 class BurstCallback(abc.ABC):
-    """The client of a burst as the server sees it, with the client's side of the slot table.
+    """The server's view of a burst's client.
 
     Attributes:
         row: The client's row of statistics, closed by the server after the last request; None for no row.
-        flow_queue: Queue of the group that serves the burst; None for a listener thread of its own.
-        loop_timeout_ns: The client's limit for each WHILE of a run, in nanoseconds; 0 for the default.
-        max_run: Seconds that a run may take; None for no limit. A longer run is ended if its kernel supports that.
-        bell: Socket to ring for answers that the client awaits in an event loop, owned by the callback; None if the
-            client cannot await. To ring means to send one byte without waiting (``MSG_DONTWAIT``) when the event word
-            of the result channel says so (docs/WIRE.md).
-        account: Account of its requests' working memory; None if it is not counted.
+        flow_queue: Queue in the `ListenerGroup` that serves the burst; None if the burst has its own thread.
+        loop_timeout_ns: The client's limit for each WHILE operation, in nanoseconds; 0 for the default.
+        max_run: Seconds that a run may take; None for no limit. A longer run ends if its kernel supports deadlines.
+        bell: Socket on which the server sends a byte, without waiting, when the event word of the result channel asks
+            for it (docs/WIRE.md). None if the client does not await answers in an event loop.
+        account: Account of the requests' working memory; None to not count it.
     """
 
     row: Row | None = None
@@ -48,7 +47,7 @@ class BurstCallback(abc.ABC):
         return allowed_cpus()
 
     def ended(self, reason: str) -> None:
-        """Note that the server has ended the burst by itself. Called from any thread; must not wait."""
+        """Report that the server has ended the burst. Any thread may call it; it must not wait."""
 
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
@@ -60,7 +59,7 @@ class BurstCallback(abc.ABC):
 
 
 class BurstContext(abc.ABC):
-    """The server's side of a burst, held by the client. Closing it ends the burst."""
+    """The client's handle on the server's side of a burst."""
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -89,13 +88,13 @@ class BurstContext(abc.ABC):
         self.free_memory(slot)
 
     def forget_plans(self) -> None:
-        """Drop all plans, so that repeated requests are bound again. May be called from any thread."""
+        """Drop all plans, so that repeated requests are bound again. Any thread may call it."""
 
     def leave(self) -> None:
-        """Note that the client no longer waits, so that a run of several steps ends early. For any thread."""
+        """Report that the client no longer waits, so that a run of several steps ends early. Any thread may call it."""
 
     def hang_up(self) -> None:
-        """End the burst without waiting. For any thread or finaliser. Idempotent; `close` may follow."""
+        """End the burst without waiting. Any thread or finaliser may call it. Idempotent."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -103,13 +102,12 @@ class BurstContext(abc.ABC):
 
 
 class BurstExecutorWithCache:
-    """Binds the requests of one burst, and keeps the memories of its slots between them.
+    """The memories of one burst's slots, and the function that binds the burst's requests.
 
-    Its methods are never called concurrently, except for `remove_cache_entry`, which may be called at any time.
+    Methods are never called concurrently, except for `remove_cache_entry`, which may be called at any time.
 
     Args:
-        bind: Checks a request with its pools and returns a function that runs it. Raises the errors of the method
-            `bind`.
+        bind: Function that checks a request with its pools and returns a kernel. It raises the errors of `bind`.
 
     Attributes:
         loop_timeout_ns: See `BurstCallback`; set by the server before the first request.
@@ -122,11 +120,11 @@ class BurstExecutorWithCache:
         self._entries: dict[int, Memory | Named] = {}
 
     def is_cache_entry_present(self, slot: int) -> bool:
-        """Return True if `add_cache_entry` has added the slot and it was not removed since."""
+        """Return True if a slot has a memory."""
         return slot in self._entries
 
     def add_cache_entry(self, memory: Memory | Named, slot: int) -> None:
-        """Remember the memory of a new slot.
+        """Store the memory of a new slot.
 
         Raises:
             NNBurstError: The memory cannot be used; the request fails with the error's status.
@@ -138,12 +136,12 @@ class BurstExecutorWithCache:
         self._entries.pop(slot, None)
 
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
-        """Check a request and return a kernel that runs it, for this packet and identical later ones.
+        """Check a request and return a kernel that runs it, also for identical later requests.
 
         Args:
-            request: Arguments; ``request.pools`` is empty, ``pool_index`` indexes `slots`.
+            request: Request without pools; each ``pool_index`` is an index of `slots`.
             slots: Slot of each pool. All have cache entries.
-            measure: True if results must carry a `Timing` with ``time_on_device``.
+            measure: YES if results must carry a `Timing` with ``time_on_device``.
 
         Raises:
             NNBurstError: The request cannot run; the client receives the error's status.

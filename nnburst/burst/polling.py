@@ -29,9 +29,9 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
-    """Return the default polling window in seconds: `NNBURST_POLLING_WINDOW_US`, or 50 µs, or 0 on one CPU.
+    """Return the default polling window in seconds: `NNBURST_POLLING_WINDOW_US`, or 50 µs.
 
-    If both ends may only run on the same single CPU, the peer cannot run while this end polls.
+    Without the variable, the window is 0 if both ends may only run on the same CPU.
 
     Args:
         peer_cpus: CPUs that the other end may run on, if known.
@@ -66,10 +66,10 @@ def loop_timeout_ns(seconds: float | None) -> int:
 
 
 def window_ns(seconds: float | None, peer_cpus: Iterable[int]) -> int:
-    """Return a polling window in nanoseconds; None means the default for a peer on those CPUs.
+    """Return a polling window in nanoseconds; None means the default.
 
-    A normal thread cannot preempt a real-time thread. So a real-time thread polls only if the peer has a CPU that this
-    thread does not use, whatever the caller wants: it might keep the peer from running.
+    A real-time thread never polls if the peer may only run on the thread's CPUs, because polling could keep the peer
+    from running.
     """
     peer = frozenset(peer_cpus)
     window = default_polling_window(peer) if seconds is None else checked_window(seconds)

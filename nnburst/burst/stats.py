@@ -1,4 +1,4 @@
-"""Counters of the client's end of a burst. The server's counters are in the client's row (docs/watching.md)."""
+"""Counters of the client's end of a burst."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BurstStats(Struct, frozen=True):
         received: Results received.
         sleeps: Futex waits; none if polling finds the results.
         wakes: Futex wakes; none while the service polls.
-        malformed: Results that were refused.
+        malformed: Malformed results, which were refused.
         dropped: Results of abandoned requests, and results that were not requested.
         fallbacks: Executions that ran without the burst because the channel had no room.
     """

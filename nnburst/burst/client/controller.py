@@ -1,4 +1,4 @@
-"""The client's end of a burst: its slots, its channels and its end."""
+"""The client's end of a burst."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COUNTERS = lib.NNB_REQUESTS, lib.NNB_RESULTS, lib.NNB_SLEEPS, lib.NNB_WAKES, li
 class ExecutionBurstController(OneProcess, Closing):
     """The client's end of a burst on a prepared model. Context manager.
 
-    It runs one execution at a time: a second one, in any thread, gets `BadState`.
+    It runs one execution at a time. A second one raises `BadState`, in any thread.
 
     Attributes:
         closed: True after `close` or `refuse`.
@@ -60,16 +60,16 @@ class ExecutionBurstController(OneProcess, Closing):
         channel_length: int = CHANNEL_LENGTH,
         result_channel_length: int | None = None,
     ) -> ExecutionBurstController:
-        """Create a burst: make the two channels, and have the prepared model serve them.
+        """Create a burst that runs a prepared model.
 
         Args:
             prepared_model: The model, kept alive by the burst.
-            polling_window: Seconds that both ends poll before they sleep; None for the default of the two ends' CPUs, 0
-                to never poll. A service in another process polls 10 ms at most.
-            loop_timeout: Seconds that each WHILE of a run may take; None for the default.
-            channel_length: Datums in the request channel, 4 to 65,536. A request needs 2 + inputs + outputs + pools +
-                given dimensions; a longer one runs without the burst.
-            result_channel_length: Datums in the result channel; None for the same length.
+            polling_window: Seconds that both ends poll before they sleep; 0 to never poll, None for a default that
+                depends on the CPUs. A service in another process polls 10 ms at most.
+            loop_timeout: Seconds that each WHILE operation of a run may take; None for the default.
+            channel_length: Length of the request channel in 24-byte datums, 4 to 65,536. A request needs 2 + inputs +
+                outputs + pools + given dimensions. A longer request runs without the burst.
+            result_channel_length: Length of the result channel in datums; None for `channel_length`.
 
         Raises:
             InvalidArgument: A length, the polling window or the loop timeout is out of range.
@@ -88,7 +88,7 @@ class ExecutionBurstController(OneProcess, Closing):
             request, result = [stack.enter_context(new_queue(DATUM, n, layout=Layout.STAMPED)) for n in lengths]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             failing.callback(context.close)
-            # The server has attached and emptied the queues: only from now on may the client write.
+            # The server has emptied the queues, so that the client may write from now on.
             window = window_ns(polling_window, context.cpus)
             ends = open_channels(request, result, reset=False)
             out = ffi.new("nnb_client **")
@@ -123,7 +123,7 @@ class ExecutionBurstController(OneProcess, Closing):
         self._holders: dict[Memory | Named, set[object]] = {}
         self._dropped: deque[tuple[Memory | Named, object]] = deque()
         self._leaving: Leaving | None = None
-        # A weak reference: listeners live until the connection ends, which must not keep a dropped burst alive.
+        # Listeners live until the connection ends, and must not keep a dropped burst alive.
         this = weakref.ref(self)
 
         def hang_up() -> None:
@@ -138,7 +138,7 @@ class ExecutionBurstController(OneProcess, Closing):
         """Serialise a request once, for many runs.
 
         Args:
-            request: Each of its pools gets a slot until `free_memory` or `close`.
+            request: Request whose pools get slots until `free_memory` or `close`.
             measure: True if results carry `Timing`.
 
         Raises:
@@ -148,7 +148,7 @@ class ExecutionBurstController(OneProcess, Closing):
         return BoundRequest(self, (request,), measure=measure)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
-        """Run a request once like `BoundRequest.run`, but return an error of the request or execution as a status."""
+        """Run a request once. An error of the request or execution is returned as a status."""
         bound = self.bind(request, measure=measure)
         bound.timeout = timeout
         return bound.execute()
@@ -160,16 +160,16 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def flights(self) -> InFlightRuns:
-        """Executions started without waiting. Raises `GeneralFailure` if the server takes only one at a time."""
+        """Executions that block no caller. Raises `GeneralFailure` if the server takes one request at a time."""
         if self._flights is None:
             raise GeneralFailure("the service takes one request at a time, as burst servers of its own do; use run()")
         return self._flights
 
     def slots_for(self, pools: Sequence[Memory | Named]) -> list[int]:
-        """Return the slots of memories, new ones if necessary. Raises the same errors as `bind`."""
+        """Return a slot for each memory. Raises the same errors as `bind`."""
         if self.closed:
             raise BadState("the burst is closed; open another one")
-        with self._lock:  # a memory that is used again is not released
+        with self._lock:  # no other thread may release a memory meanwhile
             self.forget_dropped()
             return self._slots.slots_for(pools)
 
@@ -186,7 +186,7 @@ class ExecutionBurstController(OneProcess, Closing):
     # ---- memory and life -------------------------------------------------------------------------------------
 
     def free_memory(self, memory: Memory | Named) -> bool:
-        """Forget a memory on both sides. Return True if it was known. Executions bound to it fail from now on."""
+        """Forget a memory on both sides, and return True if it had a slot. Later runs that use the memory fail."""
         slot = self._slots.free(memory)
         if slot is None:
             return False
@@ -207,12 +207,12 @@ class ExecutionBurstController(OneProcess, Closing):
                 self._context.forget_memory(slot)
 
     def hold(self, memory: Memory | Named, holder: object) -> None:
-        """Keep a memory for a holder's requests, until all holders have released it."""
+        """Keep a memory until all holders have released it."""
         with self._lock:
             self._holders.setdefault(memory, set()).add(holder)
 
     def release(self, memory: Memory | Named, holder: object, *, wait: bool = False) -> None:
-        """Forget a holder's memory, unless it has other holders. With `wait`, wait for the service."""
+        """Release a memory for a holder. If no holder is left, forget the memory; with `wait`, wait for the service."""
         with self._lock:
             holders = self._holders.get(memory, set())
             holders.discard(holder)
@@ -225,7 +225,7 @@ class ExecutionBurstController(OneProcess, Closing):
             self.forget(memory)
 
     def release_soon(self, memory: Memory | Named, holder: object) -> None:
-        """Release a memory when the next request is bound. For finalisers, which may not take a lock."""
+        """Release a memory when the next request is bound, for finalisers, which take no lock."""
         if not self.closed:
             self._dropped.append((memory, holder))
 
@@ -253,12 +253,12 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def is_sound(self) -> bool:
-        """True if the burst is usable: not closed, not ended by the service, and with sound channels."""
+        """True unless the burst is closed, ended by the service, or corrupt."""
         return not self.end_reason and lib.nnb_client_is_sound(self.endpoint) == 1
 
     @property
     def end_reason(self) -> str:
-        """The server's reason for ending the burst by itself, if it did."""
+        """The server's reason for ending the burst; empty if it has not."""
         return self._slots.end_reason
 
     @property
@@ -271,7 +271,7 @@ class ExecutionBurstController(OneProcess, Closing):
         return self._context.cpus
 
     def close(self) -> None:
-        """End the burst. An execution in flight raises `BadState`, though the service finishes it. Idempotent."""
+        """End the burst. A running execution raises `BadState`, but the service finishes it. Idempotent."""
         self.refuse()
         self._leaving = self._leaving or Leaving(
             self._unlink, self._context.leave, self._context.close, self._close_endpoint, self._forget_all
@@ -279,10 +279,9 @@ class ExecutionBurstController(OneProcess, Closing):
         self._leaving()
 
     def _close_endpoint(self) -> None:
-        # EDEADLK means that this signal handler has interrupted the execution in flight, which will find the burst
-        # closed.
+        # EDEADLK: this signal handler has interrupted the running execution, which will find the burst closed.
         while lib.nnb_client_close(self.endpoint) == -errno.EBUSY:
-            time.sleep(0.001)  # lets the execution in flight take the lock and stop
+            time.sleep(0.001)  # lets the running execution take the lock and stop
 
     def _forget_all(self) -> None:
         if self._flights is not None:
@@ -292,12 +291,12 @@ class ExecutionBurstController(OneProcess, Closing):
         self._holders.clear()
 
     def refuse(self) -> None:
-        """Refuse further runs, as the first part of `close`. An execution in flight raises `BadState`."""
+        """Refuse further runs. A running execution raises `BadState`."""
         self.closed = True
         lib.nnb_client_hang_up(self.endpoint)
 
     def hang_up(self) -> None:
-        """End the burst without waiting. May be called from any thread or finaliser; `close` may follow."""
+        """End the burst without waiting. Any thread or finaliser may call it."""
         with contextlib.suppress(NNBurstError):
             self._unlink()
             self._context.leave()
@@ -308,7 +307,7 @@ _ENDS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.Weak
 
 
 def _hang_up_all() -> None:
-    """Hang up all bursts at interpreter exit, so that no execution waits for a server that ends."""
+    """End all bursts at interpreter exit, so that no execution waits for a server that ends."""
     for end in filter(None, (ref() for ref in _ENDS.valuerefs())):
         lib.nnb_client_hang_up(end.endpoint)
 

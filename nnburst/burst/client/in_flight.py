@@ -1,8 +1,7 @@
-"""Executions without a blocked caller: an event loop, or one thread for all of them, waits for their answers.
+"""Executions that block no caller. An event loop, or one thread for all executions of a burst, waits for answers.
 
-The service rings the burst's bell, a socket, at the next answer after `InFlightRuns.attend` or `arm` has found none.
-So anything that can watch a descriptor can wait for a burst. There may be several watchers: all call `attend` when
-the bell rings, and one of them takes the answers.
+If `InFlightRuns.attend` or `arm` finds no answer, the service makes a socket, the burst's bell, readable at the next
+answer. Several threads may watch the bell. All call `attend` when it is readable, and one of them takes the answers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _RESTART = -errno.ERESTART
 
 def bell() -> tuple[FdSet, FdSet]:
     """Return a pair of connected sockets: one to watch, one to ring."""
-    import _socket  # whose objects own descriptors from the first; those of `socket` take them over
+    import _socket  # with `socket.socketpair`, an interrupt could lose a descriptor
 
     watched, rung = system(_socket.socketpair, _socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
     return FdSet.made(watched.detach), FdSet.made(rung.detach)
@@ -42,10 +41,9 @@ class InFlight:
     """A started execution.
 
     Attributes:
-        request: The request, kept alive until its answer comes, since the service writes to its outputs.
-        status: None until the run has ended; then the status of its result, or a negative errno as in
-            `BoundRequest.run`.
-        may_look: True if polling was cut short; `InFlightRuns.look` continues it.
+        request: The request, kept alive until its answer comes, because the service writes to its outputs.
+        status: Status of the result, or a negative errno; None until the run has ended.
+        may_look: True if `InFlightRuns.look` should continue polling.
     """
 
     __slots__ = ("_then", "may_look", "request", "status", "tag")
@@ -58,9 +56,9 @@ class InFlight:
         self._then: Callable[[InFlight], None] | None = None
 
     def when_landed(self, then: Callable[[InFlight], None]) -> None:
-        """Call `then` when the run has ended (at once if it has). Replaces an earlier function.
+        """Call `then`, instead of an earlier function, when the run has ended; call it now if the run has ended.
 
-        `then` is called by the thread that takes the answer, possibly twice, and must not wait.
+        The thread that takes the answer calls `then`, possibly twice. `then` must not wait.
         """
         self._then = then
         if self.status is not None:
@@ -71,8 +69,8 @@ class InFlightRuns:
     """The started executions of one burst. Safe to use from any thread.
 
     Attributes:
-        polls: True if the burst has a polling window, so that polling for an answer may help.
-        jobs: A thread for calls that may block, apart from the event loop and the thread that attends.
+        polls: True if the burst has a polling window.
+        jobs: A thread for calls that may block.
         attendant: The thread that waits for answers, if any.
     """
 
@@ -98,8 +96,8 @@ class InFlightRuns:
 
         Args:
             request: A request that is bound to this burst and not in flight.
-            look_until: End of polling for its answer, in nanoseconds of CLOCK_MONOTONIC; 0: no polling. It polls for
-                the polling window at most, and only if nothing else is in flight.
+            look_until: End of polling for the answer (CLOCK_MONOTONIC nanoseconds); 0 for no polling. Polling lasts
+                for the polling window at most, and does not begin while another execution is in flight.
         """
         tag = next(self._tags)
         flight = self._flying[tag] = InFlight(request, tag)
@@ -123,7 +121,7 @@ class InFlightRuns:
             self._land(flight.tag, status)
 
     def give_up(self, flight: InFlight) -> bool:
-        """Withdraw an execution that the service has not taken. Return False if its answer has to be awaited."""
+        """Withdraw an execution that was not sent. Return False if it was sent, so that its answer will come."""
         if flight.status is not None:  # perhaps long ago: a task may be dropped with a closed burst
             return True
         if lib.nnb_execution_withdraw(flight.request.pointer) < 0:
@@ -150,15 +148,15 @@ class InFlightRuns:
                 self._land(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
 
     def arm(self) -> bool:
-        """Have the bell rung at the next answer. Return False if nothing is in flight."""
+        """Ask the service to ring the bell at the next answer. Return False if nothing is in flight."""
         while self._flying:
-            if lib.nnb_client_arm(self._endpoint) <= 0:  # otherwise the thread that waits in the burst rings
+            if lib.nnb_client_arm(self._endpoint) <= 0:  # if negative, the thread that waits in the burst rings
                 return True
             self._take()
         return False
 
     def attend(self, watched: int) -> bool:
-        """Take the answers after the bell has rung, and arm it again. Return False if nothing is in flight.
+        """Take the answers after the bell has rung, and call `arm`. Return False if nothing is in flight.
 
         Args:
             watched: The descriptor that `copy_bell` returned.

@@ -28,12 +28,12 @@ _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
 _DIED = -errno.EPIPE
 _NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESHUTDOWN))
-"""Errnos of a run that was not sent, because the burst is busy, ended, or no longer the execution's."""
+"""Errnos of a run that was not sent: the burst is busy or has ended, or the request belongs to another burst."""
 _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
-"""Maximum number of polling windows for a run of several steps, which polls one window per step."""
+"""Maximum number of polling windows of a run, which polls one window for each of its steps."""
 _REMEDY = "Give more time (timeout=) or look at what the service is doing"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
@@ -78,9 +78,10 @@ class BoundRequest(Runnable, OneProcess):
 
     Args:
         controller: The burst.
-        requests: One request, or two of the same form that alternate.
+        requests: One request, or two alternating requests of the same form.
         measure: True if results carry `Timing`.
-        answer_length: Datums of the longest result, so that other runs may be in flight as well; None if unknown.
+        answer_length: Datums of the longest result; None for the whole result channel, so that no other run can be in
+            flight.
 
     Raises:
         BadState: The burst or a memory is closed.
@@ -142,9 +143,9 @@ class BoundRequest(Runnable, OneProcess):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Run with an argument, or raise the error of a closed object. Other calls of `run` go straight to C.
+        """Run with an argument, or raise the error of a closed object. Calls of `run` without arguments go to C.
 
-        Inputs that are passed by mistake are an invalid timeout.
+        Inputs that are passed by mistake count as an invalid timeout.
         """
         limit = timeout if inputs is ... else inputs
         self._allow(self._timeout if limit is ... else check_timeout(limit))
@@ -159,11 +160,10 @@ class BoundRequest(Runnable, OneProcess):
         return self._explained(self.result)
 
     def _conclude(self, status: int | None = None, *, raises: bool = True) -> None:
-        """Wait for the end of a run, on this burst or another, and raise its error. The slow path of all ways to run.
+        """Wait for the end of a run, repeat the run on another burst if necessary, and raise its error.
 
         Args:
-            status: Return value of the C core for the run, or the status of an `InFlight` of this execution that has
-                landed; None if the run starts now.
+            status: Status of the run from the C core or from `InFlight`; None to start the run.
             raises: True to raise an error status, too.
         """
         if status is None:
@@ -171,7 +171,7 @@ class BoundRequest(Runnable, OneProcess):
         try:
             if status is None:
                 status = lib.nnb_execution_run(self.pointer)
-            repeats, deadline = 0, None  # set once the run has moved
+            repeats, deadline = 0, None  # set once the run has moved to another burst
             while status < 0:
                 if status == _RESTART:  # signal handlers run between two calls
                     status = lib.nnb_execution_resume(self.pointer)
@@ -193,7 +193,7 @@ class BoundRequest(Runnable, OneProcess):
                 else:
                     break
         except BaseException:
-            # Has an effect only if a signal handler raised while the answer was still on its way.
+            # Has an effect only if a signal handler raised before the answer came.
             lib.nnb_execution_abandon(self.pointer)
             raise
         if status < 0:
@@ -209,13 +209,13 @@ class BoundRequest(Runnable, OneProcess):
     _retries = 0
     """Number of times that a run is repeated after the death of the service."""
     _restarts = False
-    """True if a run restarts a service that died before it."""
+    """True if a run restarts a service that has died."""
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
         """Bind this request to another burst, after a run that failed with this errno.
 
         Returns:
-            The new deadline of the run, extended by the time for setting up. None if there is no other burst.
+            The run's deadline, extended by the time that opening took; None if there is no other burst.
         """
         return None
 
@@ -247,7 +247,7 @@ class BoundRequest(Runnable, OneProcess):
         check_result(self._explained(result), self._allowed)
 
     def _explained(self, result: ExecutionResult) -> ExecutionResult:
-        """Add the server's reason to the result of a failed run, for which a packet has no room."""
+        """Ask the server for the reason of a failed run, and add it to the result."""
         status, shapes, _ = result
         if status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere:
             return result
@@ -258,13 +258,13 @@ class BoundRequest(Runnable, OneProcess):
             return result
 
     def _fail(self, number: int) -> int:
-        """Raise the error for an errno of the C core, without a result."""
+        """Raise the error for an errno of the C core."""
         self._elsewhere = None
         special = {number: _FAILURES[number](self)} if number in _FAILURES else None
         return check(-number, "run", special)
 
     def _ended(self, meanwhile: str) -> NNBurstError:
-        """Return the exception for a burst that has ended. `meanwhile` is the message if this side has closed it."""
+        """Return the exception for a burst that has ended; `meanwhile` is the message if this side closed it."""
         controller = self.controller
         if controller.closed:
             return BadState(meanwhile)
@@ -281,7 +281,7 @@ class BoundRequest(Runnable, OneProcess):
         """Status, output shapes and timing of the last run. No other thread may run the request meanwhile.
 
         Raises:
-            BadState: There was no run.
+            BadState: There was no run, or the last run gave no answer.
         """
         raw = lib.nnb_execution_result(self.pointer)
         if raw.status >= 0:
@@ -297,7 +297,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def timing(self) -> Timing:
-        """Durations of the last run, in microseconds, if it was bound with ``measure=True``."""
+        """Durations of the last run, in microseconds, if the request was bound with ``measure=True``."""
         return self.result[2] if self._measure else NO_TIMING
 
     def _missed(self) -> MissedDeadline:
@@ -306,7 +306,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @contextlib.contextmanager
     def _limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
-        """Limit runs that start in the ``with`` block to a number of seconds; ``...`` stands for `timeout`."""
+        """Set the timeout of runs that start in the ``with`` block; ``...`` stands for the property `timeout`."""
         if timeout is ...:
             yield
             return
@@ -360,4 +360,4 @@ _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
         "the service corrupted the channel; the burst is dead, open another session"
     ),
 }
-"""The function that makes the error of a failed run, by errno of the C core."""
+"""Functions that return the error of a failed run, by errno of the C core."""

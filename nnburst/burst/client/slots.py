@@ -17,16 +17,16 @@ _LAST_SLOT = 2**31 - 1
 
 
 class SlotTable(BurstCallback):
-    """Table of memories and slots of a burst. Thread-safe without a lock, on which a signal handler could deadlock.
+    """Table of a burst's memories and slots. Thread-safe without a lock, so that a signal handler cannot deadlock.
 
-    A slot is never reused, so that a server that missed a `free_memory` cannot mistake an old memory for a new one.
+    A slot is never reused, so that a server that missed a `free_memory` cannot mistake one memory for another.
 
     Attributes:
-        end_reason: The server's reason for ending the burst by itself, if it did.
+        end_reason: The server's reason for ending the burst; empty if it has not.
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
-        """`bell` stays open until the burst is configured."""
+        """The caller keeps `bell` open until the burst is configured."""
         self.bell = bell
         self.loop_timeout_ns = loop_timeout_ns
         self._memories: dict[int, Memory | Named] = {}
@@ -45,14 +45,14 @@ class SlotTable(BurstCallback):
             mine = next(self._numbers)
             if mine > _LAST_SLOT:
                 raise ResourceExhausted("this burst has used every slot number; close it and open another")
-            self._memories[mine] = memory  # stored before the id can be reused
+            self._memories[mine] = memory  # stored before another thread can find the slot
             slot = self._slots.setdefault(memory, mine)
             if slot != mine:
                 del self._memories[mine]
         return slot
 
     def free(self, memory: Memory | Named) -> int | None:
-        """Forget a memory. Return its slot, or None if it had none."""
+        """Forget a memory, and return its slot or None."""
         slot = self._slots.pop(memory, None)
         if slot is not None:
             self._memories.pop(slot, None)
@@ -70,7 +70,7 @@ class SlotTable(BurstCallback):
         self._on_end()
 
     def when_ended(self, listener: Callable[[], None]) -> None:
-        """Register a listener, which is called (possibly twice) when the server has ended the burst by itself."""
+        """Register a function to call, possibly twice, when the server has ended the burst."""
         self._on_end = listener
         if self.end_reason:
             listener()

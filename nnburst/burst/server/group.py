@@ -1,4 +1,4 @@
-"""A group of few listener threads that serve the bursts of many clients."""
+"""A few listener threads that serve the bursts of many clients."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}
 
 
 class ListenerGroup:
-    """Listener threads, about as many as there are processors, that share the bursts of a service.
+    """Listener threads, about as many as processors, that serve all bursts of a service.
 
     The request of the highest priority runs next; among equals, the request of the client that has used the least
-    time. ``csrc/schedule.c`` decides the order; ``csrc/nnb_group.h`` explains how threads wait, poll and make room.
+    time (``csrc/schedule.c``). ``csrc/nnb_group.h`` explains how threads wait and poll.
 
     Args:
-        runs: Executions that may run at the same time; None for the number of processors that this process may use.
-        most_words: Queues that one thread may sleep on at a time, up to the kernel's limit; for tests.
+        runs: Maximum number of simultaneous executions; None for the number of processors that this process may use.
+        most_words: Maximum number of queues that one sleeping thread waits for; for tests.
     """
 
     def __init__(self, runs: int | None = None, *, most_words: int = 127) -> None:
@@ -53,7 +53,12 @@ class ListenerGroup:
         SERVING[id(self)] = self
 
     def add(self, burst: ServerEnd, queue: FlowQueue, endpoint: CData) -> None:
-        """Serve another burst. Raises `BadState` if the group is closed, `ResourceExhausted` without a thread."""
+        """Serve another burst.
+
+        Raises:
+            BadState: The group is closed.
+            ResourceExhausted: There are too many bursts, or the system cannot start a thread.
+        """
         with self._lock:  # workers look up the burst under this lock
             if self._closed:
                 raise BadState("the listener group is closed")
@@ -69,7 +74,7 @@ class ListenerGroup:
             burst.take_places(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
-        """Start a thread for the first burst and, with more bursts, a spare one in case a run does not end."""
+        """Start a thread for the first burst, and a second one for more bursts in case a run does not end."""
         wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
         while (there := lib.nnb_group_workers(self._handle)) < wanted:
             if self._start_thread():
@@ -79,7 +84,7 @@ class ListenerGroup:
             return  # enough for now; C asks for more when needed
 
     def _start_thread(self) -> bool:
-        """Start a thread. Return False if that failed. Never raises, as the calling thread may be the leader."""
+        """Start a thread, or return False. Never raises, because the caller may be the thread that polls for all."""
         out = ffi.new("nnb_worker **")
         if lib.nnb_worker_create(out, self._handle) < 0:
             _log.warning("no memory for another listener")
@@ -125,7 +130,7 @@ class ListenerGroup:
         return burst
 
     def _take_out(self, plan: int) -> ServerEnd:
-        """Remove a burst that has ended, and return it. The worker frees its number afterwards."""
+        """Remove a burst that has ended, and return it."""
         with self._lock:
             burst = self._burst_of(plan)
             self._bursts[plan // lib.NNB_BURST_PLANS] = None
@@ -139,17 +144,17 @@ class ListenerGroup:
         return threading.current_thread() in self._threads
 
     def wake_all(self) -> None:
-        """Wake the threads, so that they end bursts that were hung up."""
+        """Wake the threads, so that they end bursts after `hang_up`."""
         lib.nnb_group_wake_all(self._handle)
 
     def flow(self) -> Flow:
-        """Return a flow for the bursts of another client."""
+        """Return a `Flow` for the bursts of another client."""
         flow = Flow(self, next(self._numbers))
         weakref.finalize(flow, lib.nnb_group_leave, self._handle, flow.number).atexit = False
         return flow
 
     def leave(self) -> None:
-        """Note that the client of a burst no longer waits for answers."""
+        """Report to all bursts that their clients no longer wait for answers."""
         for burst in tuple(self._bursts):
             if burst is not None:
                 burst.leave()
@@ -171,7 +176,7 @@ class ListenerGroup:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A client's account in a group: the time of all its bursts, including closed ones, counts together."""
+    """A client's account of processor time, which all its bursts share, even closed ones."""
 
     group: ListenerGroup
     number: int
@@ -182,8 +187,8 @@ class Batcher:
     """A batcher, which joins waiting requests of one model into one run.
 
     Attributes:
-        pointer: The ``nnb_batcher *``, shared by all such requests.
-        wait_ns: Nanoseconds that a request waits for others. With 0 it does not wait for running requests, either.
+        pointer: The ``nnb_batcher *``, shared by the model's bursts.
+        wait_ns: Nanoseconds that a request waits for others. With 0 it does not even wait for running requests.
     """
 
     pointer: CData
@@ -201,9 +206,9 @@ class FlowQueue:
     """The queue of a burst that a group serves.
 
     Attributes:
-        flow: The flow, whose processor time all its queues share.
-        priority: Priority of its waiting requests.
-        batcher: Batcher that joins its requests with others, or None.
+        flow: The client's flow.
+        priority: Priority of the queue's requests.
+        batcher: Batcher that joins the requests with others, or None.
     """
 
     flow: Flow

@@ -27,13 +27,13 @@ _RESTART = -errno.ERESTART
 def serve(
     following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], ServerEnd]
 ) -> int:
-    """Run requests until C returns an id that stands for no request. Return that id.
+    """Run requests until C returns an id that is not a plan's, and return that id.
 
     Args:
         following: C function that sends the last answer and returns the id of the next request's plan.
         source: Argument of `following`.
         plans: Plans by id.
-        burst_of: Returns the burst that an id belongs to.
+        burst_of: Function that returns the burst of a plan's id.
     """
     new, ended = lib.NNB_PLAN_NEW, lib.NNB_BURST_ENDED
     while True:
@@ -58,12 +58,12 @@ def serve(
 
 
 SERVING: weakref.WeakValueDictionary[int, ServerEnd | ListenerGroup] = weakref.WeakValueDictionary()
-"""Listeners with a thread in this loop, by id."""
+"""Objects whose threads run `serve`, by `id`."""
 
 
 def _close_all() -> None:
-    """Close all listeners at interpreter exit, as no thread may be inside C while the interpreter ends."""
-    for reference in SERVING.valuerefs():  # a list at once: other threads may add to it meanwhile
+    """Close all listeners at interpreter exit, because no thread may be inside C while the interpreter ends."""
+    for reference in SERVING.valuerefs():  # a copy, because other threads may add listeners
         if (each := reference()) is not None:
             each.leave()
             each.close()

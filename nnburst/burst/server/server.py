@@ -1,4 +1,4 @@
-"""The service's side of a burst: the memories in the client's slots, the bound plans, and the handle that closes it."""
+"""The service's side of a burst."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ MAX_PLANS: int = lib.NNB_BURST_PLANS
 
 
 class ServerEnd:
-    """The server's end of a burst, served by the group of its callback's `flow_queue` or by its own thread.
+    """The server's end of a burst, served by a `ListenerGroup` or by its own thread.
 
-    It has no reference to the `ExecutionBurstServer`, which its user may drop. All resources are released when the
-    burst ends for any reason.
+    It does not refer to its `ExecutionBurstServer`, so that dropping the server ends the burst. All resources are
+    released when the burst ends.
     """
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
@@ -63,11 +63,7 @@ class ServerEnd:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start to serve the burst.
-
-        Raises:
-            BadState, ResourceExhausted: See `ListenerGroup.add`; or no thread could be started.
-        """
+        """Start serving the burst. Raises the same errors as `ListenerGroup.add`."""
         if (queue := self._callback.flow_queue) is not None:
             queue.flow.group.add(self, queue, self._endpoint)
         else:
@@ -91,7 +87,7 @@ class ServerEnd:
         self._plans = plans
 
     def attend(self, plan: int) -> None:
-        """Run a request whose plan C cannot call. `plan` is its id, with flags for the reason."""
+        """Run a request whose plan C cannot call. `plan` is the plan's id, with flags for the reason."""
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
             self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
@@ -178,7 +174,7 @@ class ServerEnd:
         self._plans[self._base + plan_id] = self._rebind
 
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
-        """Run a plan with a `gate` (see `Kernel`), which enters its buffers itself. In later runs, C enters them."""
+        """Run a plan. If it has a `gate` (see `Kernel`), it locks its buffers in this run, and C in later runs."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
@@ -193,8 +189,8 @@ class ServerEnd:
                     self._plans[self._base + plan_id] = self._rebind
 
     def _rebind(self) -> ExecutionResult | None:
-        """Bind and run a request whose plan was dropped after C looked it up."""
-        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
+        """Bind and run a request whose plan was dropped after C looked up the plan."""
+        lib.nnb_server_forgo(self._endpoint)  # the new plan locks its buffers itself
         return self._bind_request()()
 
     def _bind_request(self) -> Kernel:
@@ -235,7 +231,7 @@ class ServerEnd:
 
     # ---- any thread ------------------------------------------------------------------------------------------
 
-    # These take no locks: a signal handler that interrupts one may close the burst, and waits for its thread.
+    # These methods take no locks: a signal handler that interrupts one may close the burst and wait for its thread.
 
     def free_memory(self, slot: int) -> None:
         freed = self._freed_meanwhile
@@ -255,7 +251,7 @@ class ServerEnd:
             drop_plans(address, slot, plans, self._base, self._rebind, self._gated, self._leaving)
 
     def take_reason(self) -> str:
-        """Return the reason of the last failed execution. A second call returns nothing."""
+        """Return and forget the reason of the last failed execution."""
         reason, self._reason = self._reason, ""
         return reason
 
@@ -301,10 +297,10 @@ _ENDINGS = {
 
 
 class ExecutionBurstServer(BurstContext):
-    """Server of one burst, from `create` until `close` or until it is dropped.
+    """The server of one burst, which ends with `close` or when this object is dropped.
 
-    It runs in its own thread unless its callback has a `flow_queue`. The client uses it as its `BurstContext`.
-    `free_memory`, `hang_up` and `close` may be called from any thread.
+    It has its own thread unless the callback has a `flow_queue`. Any thread may call `free_memory`, `hang_up` and
+    `close`.
     """
 
     @classmethod
@@ -320,13 +316,12 @@ class ExecutionBurstServer(BurstContext):
 
         Args:
             callback: The client, which provides the memory of each slot.
-            request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The descriptors
-                stay with the caller. Data in the queues is discarded.
+            request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The caller keeps
+                the descriptor. Elements in the queue are discarded.
             result_channel: See `request_channel`.
-            executor: Object that binds the requests, or a prepared model, with which only memories are kept between
-                requests. It is kept alive until the burst ends.
-            polling_window: Seconds to poll before sleeping; None for the default of the two ends' CPUs, 0 to never
-                poll.
+            executor: Object that binds the requests, or a prepared model, which is called anew for each request.
+            polling_window: Seconds to poll before sleeping; 0 to never poll, None for a default that depends on the
+                CPUs.
 
         Raises:
             InvalidArgument: A channel or an argument cannot be used.
