@@ -363,6 +363,7 @@ def test_path_that_no_device_reads(
         (b"version https://git-lfs.github.com/spec/v1\n", "fetch the file itself with git lfs pull$"),
         (b"<!DOCTYPE html>", "but a page of the web: fetch the file itself$"),
         (b"PK\x03\x04", r"as torch\.save\(\) writes one: export the model with torch\.onnx\.export\(\)$"),
+        (b"\x18\0\0\0ORTM\0", r"in ONNX Runtime's own format: take the \.onnx file that it was made from$"),
         (b"no model", "fetch it again if it was cut off, else export it anew$"),
         (b"\x08\x0a", "it has no graph; fetch it again"),
     ],

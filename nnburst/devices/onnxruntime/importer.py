@@ -35,6 +35,7 @@ _NO_VERSION = 2**63 - 1
 _OTHERS = {
     b"version https://git-lfs": "a pointer to one: fetch the file itself with git lfs pull",
     b"<": "a page of the web: fetch the file itself",
+    b"ORTM": "one in ONNX Runtime's own format: take the .onnx file that it was made from",
     b"PK\x03\x04": "an archive, as torch.save() writes one: export the model with torch.onnx.export()",
 }
 """Advice for other files that people take for models, by their first bytes."""
@@ -84,7 +85,7 @@ def parse(data: bytes) -> Any:
 
 def _no_model(data: bytes, why: str) -> InvalidArgument:
     for start, found in _OTHERS.items():
-        if data.startswith(start):
+        if data.startswith(start) or data[4:8] == start:
             return InvalidArgument(f"this is no ONNX model, but {found}")
     return InvalidArgument(f"this is no ONNX model: {why}; fetch it again if it was cut off, else export it anew")
 
