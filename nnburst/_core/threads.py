@@ -41,6 +41,8 @@ def start(thread: threading.Thread, what: str) -> None:
                 f"(gunicorn -k gthread), or have it patch sockets alone (docs/faq.md)"
             )
     try:
+        if sys.is_finalizing():  # Before Python 3.12, start() would wait forever.
+            raise RuntimeError("can't create new thread at interpreter shutdown")
         thread.start()
     except (RuntimeError, MemoryError) as error:
         raise ResourceExhausted(f"{what} needs a thread: {error}") from error

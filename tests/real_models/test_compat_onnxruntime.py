@@ -221,6 +221,23 @@ def test_process_ends_with_the_last_reference() -> None:
     until(lambda: not os.path.exists(f"/proc/{pid}"), "the process of the model is still there")
 
 
+def test_run_of_a_finaliser_at_the_end_of_the_interpreter_is_an_error(tmp_path: Path) -> None:
+    program = """
+import sys
+import numpy as np
+import nnburst.compat.onnxruntime as compat
+class Last:
+    def __del__(self):
+        try:
+            session.run(None, {"x": np.ones((1, 16), np.float32)})
+        except Exception as error:
+            print(type(error).__name__)
+session, last = compat.InferenceSession(sys.argv[1]), Last()
+"""
+    done = run_python("-c", program, save(MODEL, tmp_path / "m.onnx"))
+    assert (done.stdout, done.stderr) == ("ResourceExhausted\n", "")
+
+
 def test_metadata_that_is_too_long_is_missing_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importer, "_MOST_METADATA", 10)
     with nnburst.in_process(devices=["nnburst-onnxruntime"]) as service, service.session(DATA) as session:
