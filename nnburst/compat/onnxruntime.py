@@ -7,6 +7,7 @@ service for all sessions (`nnburst.connect`).
 
 from __future__ import annotations
 
+import copy
 import enum
 import os
 import sys
@@ -116,6 +117,7 @@ class SessionOptions(_Options):
         "inter_op_num_threads": 0,
         "intra_op_num_threads": 0,
         "optimized_model_filepath": "",
+        "use_deterministic_compute": False,
     }
     _instead: ClassVar[dict[str, str]] = {
         "add_external_initializers": "keep the weights in files beside the model",
@@ -124,6 +126,7 @@ class SessionOptions(_Options):
         "enable_profiling": "use Session.latency() or `nnburst trace`",
         "optimized_model_filepath": "use cache_dir= of nnburst.Session",
         "register_custom_ops_library": "serve a function that opens the model with that library (docs/onnx.md)",
+        "use_deterministic_compute": "leave it out",
     }
     _entries = frozenset((_SPINNING, "session.inter_op.allow_spinning", "session.use_env_allocators"))
 
@@ -131,7 +134,7 @@ class SessionOptions(_Options):
 
     def _device(self) -> str:
         spinning, level = int(self._given.get(_SPINNING) == "1"), self.graph_optimization_level.name
-        return f"{_DEVICE}:threads={self.intra_op_num_threads},spinning={spinning},optimization={level}"
+        return f"{_DEVICE}:threads={max(self.intra_op_num_threads, 0)},spinning={spinning},optimization={level}"
 
 
 class RunOptions(_Options):
@@ -297,8 +300,9 @@ class IOBinding:
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Remove the bound outputs."""
+        """Remove the bound outputs, and those of the last run."""
         self._outputs.clear()
+        self._results = []
 
     def get_outputs(self) -> list[OrtValue]:
         """Return the outputs of the last run, in the order in which they were bound."""
@@ -309,8 +313,10 @@ class IOBinding:
         return [value.numpy().copy() if value.is_tensor() else value._value for value in self._results]
 
     def _run(self) -> None:
+        if not self._outputs:
+            raise GeneralFailure("no output is bound: call bind_output() first")
         bound = {**self._inputs, **self._outputs}
-        if self._outputs and all(value is not None and value._memory is not None for value in bound.values()):
+        if all(value is not None and value._memory is not None for value in bound.values()):
             if self._bound is None or self._bound[0] != bound:
                 arrays = {name: value.numpy() for name, value in bound.items() if value is not None}
                 self._bound = bound, self._session._session.bind(memory=arrays)
@@ -356,11 +362,11 @@ class InferenceSession:
 
         if refused := [name for name in others if name != "enable_fallback"]:
             raise InvalidArgument(f"{', '.join(refused)} is not for models in another process: leave it out")
-        self._options = sess_options or SessionOptions()
-        _check_kind(self._options, SessionOptions)
-        if absent := {each if isinstance(each, str) else each[0] for each in providers or ()} - {_CPU}:
-            remedy = f'nnburst.Session(path, device="{_DEVICE}:providers=…") has others (docs/onnx.md#providers)'
-            warnings.warn(f"without {', '.join(sorted(absent))}: models run on the CPU here; {remedy}", stacklevel=2)
+        _check_kind(options := sess_options or SessionOptions(), SessionOptions)
+        self._options = copy.deepcopy(options)
+        self._model_path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None
+        self._providers, self._provider_options = self.get_providers(), self.get_provider_options()
+        self.set_providers(providers)
         service, device = None, self._options._device()
         if address := os.environ.get("NNBURST_SERVICE"):
             from ..runtime.pickled import connected
@@ -450,6 +456,17 @@ class InferenceSession:
         """Return the CPU's name."""
         return [_CPU]
 
+    def set_providers(self, providers: Sequence[Any] | None = None, provider_options: object = None) -> None:
+        """Warn of providers other than the CPU's, which stays."""
+        if absent := {each if isinstance(each, str) else each[0] for each in providers or ()} - {_CPU}:
+            remedy = f'nnburst.Session(path, device="{_DEVICE}:providers=…") has others (docs/onnx.md#providers)'
+            warnings.warn(f"without {', '.join(sorted(absent))}: models run on the CPU here; {remedy}", stacklevel=3)
+
+    def disable_fallback(self) -> None:
+        """Do nothing, because sessions have no other provider to fall back to."""
+
+    enable_fallback = disable_fallback
+
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return the CPU provider with its options, of which there are none."""
         return {_CPU: {}}
@@ -504,16 +521,12 @@ def get_device() -> str:
     return "CPU"
 
 
-def set_default_logger_severity(severity: int) -> None:
-    """Do nothing, because services log only errors."""
+def disable_telemetry_events(*args: Any, **kwargs: Any) -> None:
+    """Do nothing: services log only errors, never send telemetry, and need no libraries of CUDA."""
 
 
-def disable_telemetry_events() -> None:
-    """Do nothing, because services never send telemetry."""
-
-
-enable_telemetry_events = disable_telemetry_events
-
+enable_telemetry_events = preload_dlls = disable_telemetry_events
+set_default_logger_severity = set_default_logger_verbosity = disable_telemetry_events
 
 _replaced: dict[str, ModuleType] = {}
 _NAMES = ("onnxruntime", *(f"onnxruntime.{name}" for name in ("capi", "capi.onnxruntime_pybind11_state")))
@@ -529,24 +542,28 @@ def install() -> None:
         return
     real, spec = sys.modules.get("onnxruntime"), find_spec("onnxruntime")
     stand_in = ModuleType("onnxruntime", __doc__)
-    # `find_spec` still finds the real package, because other packages use it to see whether that is installed.
+    # `find_spec` and `__path__` are the real package's: others look for it, and import `onnxruntime.transformers`.
     vars(stand_in).update(globals(), __name__="onnxruntime", __spec__=spec or __spec__)
+    stand_in.__path__ = (spec and spec.submodule_search_locations) or []
     if real is not None:
         names = {name: [*getattr(module, "__dict__", {}).values()] for name, module in [*sys.modules.items()]}
         users = [name for name, values in names.items() if any(value is real for value in values)]
         warnings.warn(f"onnxruntime was imported before install(), and stays in {users or 'use'}", stacklevel=2)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
-        _replaced[name] = sys.modules.pop(name)
+    _replaced.update(_taken())
     sys.modules.update(dict.fromkeys(_NAMES, stand_in))
 
 
 def uninstall() -> None:
     """Undo `install` for later imports. Idempotent."""
     if _is_installed():
-        for name in _NAMES:
-            sys.modules.pop(name, None)
+        _taken()
         sys.modules.update(_replaced)
         _replaced.clear()
+
+
+def _taken() -> dict[str, ModuleType]:
+    """Remove the modules of ONNX Runtime from `sys.modules`, and return them by name."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "onnxruntime"}
 
 
 def _is_installed() -> bool:

@@ -60,6 +60,25 @@ def test_session_tells_what_onnxruntime_tells(session: compat.InferenceSession) 
     assert compat.__version__ == ort.__version__
 
 
+def test_session_takes_and_tells_what_packages_use(tmp_path: Path) -> None:
+    def opened(module: Any, source: bytes | Path) -> Any:
+        module.preload_dlls(directory="")
+        options = module.SessionOptions()
+        options.use_deterministic_compute, options.intra_op_num_threads = False, -1
+        session = module.InferenceSession(source, options)
+        session.disable_fallback()
+        options.intra_op_num_threads = 2
+        assert session.get_session_options().intra_op_num_threads == -1
+        return session
+
+    for source in (DATA, Path(save(MODEL, tmp_path / "m.onnx"))):
+        mine, other = opened(compat, source), opened(ort, source)
+        for name in ("_providers", "_provider_options", "_model_path"):
+            assert getattr(mine, name) == getattr(other, name)
+    with pytest.warns(UserWarning, match="without CUDAExecutionProvider"):
+        mine.set_providers(["CUDAExecutionProvider"])
+
+
 def test_run_gives_the_bits_of_onnxruntime(session: compat.InferenceSession, expected: np.ndarray) -> None:
     for names in (None, [], ["y"]):
         (y,) = session.run(names, {"x": X}, compat.RunOptions())
@@ -166,6 +185,10 @@ def test_binding_reads_and_writes_arrays_of_the_caller(session: compat.Inference
     x[:] = 2 * X
     session.run_with_iobinding(binding)
     assert np.array_equal(y, session.run(None, {"x": 2 * X})[0])
+    binding.clear_binding_outputs()
+    assert binding.get_outputs() == []
+    with pytest.raises(GeneralFailure, match="no output is bound"):
+        session.run_with_iobinding(binding)
 
 
 def test_binding_of_values_in_shared_memory_copies_nothing(
@@ -287,6 +310,7 @@ import onnxruntime.capi.onnxruntime_inference_collection as collection
 
 assert InferenceSession is compat.InferenceSession is collection.InferenceSession
 assert C.get_available_providers() == ["CPUExecutionProvider"] and Fail is nnburst.GeneralFailure
+import onnxruntime.datasets
 assert importlib.util.find_spec("onnxruntime").origin.endswith("onnxruntime/__init__.py")
 try:
     ort.set_seed
@@ -300,6 +324,7 @@ with nnburst.in_process(devices=["nnburst-onnxruntime"]) as service, service.ses
 assert "onnxruntime.capi.onnxruntime_validation" not in sys.modules  # a module of the real one
 compat.uninstall()
 compat.uninstall()
+assert not [name for name in sys.modules if name.startswith("onnxruntime")]
 import onnxruntime
 assert onnxruntime.InferenceSession is not InferenceSession and onnxruntime.set_seed
 assert np.array_equal(onnxruntime.InferenceSession(sys.argv[1]).run(None, {"x": x})[0], y)
