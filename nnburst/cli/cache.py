@@ -39,7 +39,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 def cache(context: click.Context, directory: Path | None) -> None:
     """Show and remove compiled models that are cached in files.
 
-    No command harms a running program: entries in use stay, and a removed entry is compiled again when it is needed.
+    Entries in use stay. When a program needs a removed entry, its service compiles the model again.
     """
     from ..cache.directory import Cache
 
@@ -76,13 +76,13 @@ def ls(directory: Cache, as_json: bool) -> None:
 
 
 @cache.command("prune")
-@click.option("--max-bytes", metavar="SIZE", callback=_bytes, help="Remove entries until this much is left, e.g. 500M.")
+@click.option("--max-bytes", metavar="SIZE", callback=_bytes, help="Remove entries until SIZE is left, e.g. 500M.")
 @click.option("--all", "everything", is_flag=True, help="Remove all entries.")
 @click.pass_obj
 def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> None:
     """Remove entries, the least recently used first.
 
-    Without options, the directory is pruned to its limits, as after each save.
+    Without options, entries beyond the directory's limits are removed, as after each save.
     """
     with _readable():
         done = directory.prune(0 if everything else max_bytes)

@@ -36,8 +36,8 @@ _UNLIMITED = 100_000
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
     """Show running services, including child services, with their models, bursts, resources and limits.
 
-    No request is sent: services write their numbers into shared memory that this command reads. Without arguments,
-    all services of this user are shown. Named services may belong to any user.
+    The command only reads numbers in the shared memory of services. Without arguments, it shows all services of
+    this user. Named services may belong to any user.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)

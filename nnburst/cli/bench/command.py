@@ -19,7 +19,7 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--json", "json_path", type=FILE, help="Write the rows and conditions to this file."),
         click.option("--rounds", type=click.IntRange(1), help="Turns per row [default: 20, quick: 3]."),
-        click.option("--quick", is_flag=True, help="Fewer and shorter turns, for a first impression."),
+        click.option("--quick", is_flag=True, help="Take fewer and shorter turns."),
     ):
         command = option(command)
     return command
@@ -27,17 +27,16 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @row_options
-@click.option("--model", type=click.Path(dir_okay=False), help="Measure this ONNX model instead, run in five ways.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the model (--model).")
-@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input (--model).")
+@click.option("--model", type=click.Path(dir_okay=False), help="Measure five ways to run this ONNX model instead.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for --model.")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input for --model.")
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """Compare latencies of bursts with the limit of the hardware, or several ways to run a model.
+    """Compare the latency of bursts with the limit of the hardware, or several ways to run a model.
 
-    Times round trips over one cache line, over a burst, and with payloads. The rows take turns, so a disturbance of
-    the machine affects all of them. docs/benchmarks.md explains each row, and compares with other ways to call a
-    process.
+    Times round trips over one cache line, over a burst, and with payloads. The rows are measured in turns, so a
+    disturbance of the machine affects all rows. docs/benchmarks.md explains each row.
     """
     from ..tensors import parse_shapes
     from .model import Contest

@@ -38,14 +38,14 @@ WARM_UP = 100
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.onnx",
-    help="Only write an example model and an input (.npy): a model that reads digits or, if the file is "
-    "named detector.onnx, finds objects.",
+    help="Only write an example model and its input (.npy). A model named detector.onnx finds objects; any other "
+    "name gets a model that reads digits.",
 )
 def demo(passes: int, device: str, file: Path | None) -> None:
     """Classify 1,797 real handwritten digits in an isolated service process, one image per execution.
 
-    Compares the burst with multiprocessing.Pipe and with in-process execution. Exits with 1 if any answer differs,
-    in any bit, from in-process execution of the same model.
+    Compares the burst with multiprocessing.Pipe and with in-process execution. Exits with 1 if any bit of
+    an answer differs from in-process execution.
 
     \b
     nnburst demo --save digits.onnx

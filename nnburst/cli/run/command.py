@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     default=1,
     show_default=True,
     metavar="N",
-    help="Join several files into runs of up to this many rows.",
+    help="Combine files into runs of up to N rows.",
 )
 @click.option("--show", is_flag=True, help="Only print the model's inputs and outputs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -66,11 +66,10 @@ def run(
     nnburst run detector.onnx --input image=detector.npy --output boxes=boxes.npy
     nnburst run digits.onnx --many images --into answers --batch 64
 
-    Strings are saved with NumPy's type U. Sequences, maps and optionals, which are not arrays, are saved as JSON in
-    an array of one string.
+    Strings are saved as NumPy's type U; sequences, maps and optionals are saved as JSON in an array of one string.
 
     With --many, each file is one run: a .npy file for a model with one input, otherwise a .npz file with an array for
-    each input. If a file fails, it is named, the others run, and the exit status is 1.
+    each input. If a file fails, the command names the file, runs the other files, and exits with 1.
     """
     from ...runtime.session import Session
     from ..progress import call_with_notice

@@ -81,26 +81,26 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option(
     "--config", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="FILE.toml", is_eager=True,
     expose_value=False, callback=_read_config,
-    help="Defaults of options, by name. A variable such as NNBURST_SERVE_NAME takes precedence over the file.",
+    help="Read options from this file. A variable such as NNBURST_SERVE_NAME takes precedence over the file.",
 )  # fmt: skip
 @click.argument("functions", nargs=-1, metavar="[FILE.py:FUNCTION]...")
 @click.option("--name", default="nnburst", show_default=True, help="The name that programs connect to.")
 @click.option("--socket", metavar="PATH", help="Listen at this path instead of under a name.")
 @click.option("--device", multiple=True, metavar="NAME", help="A device to offer; may be repeated.")
 @click.option("--model", multiple=True, metavar="NAME=FILE", help="A model to compile once for all clients.")
-@click.option("--models", metavar="DIR", help="Directory of models as NAME/VERSION/FILE.")
-@click.option("--batch", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one.")
-@click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait for other requests (1ms).")
+@click.option("--models", metavar="DIR", help="Serve a directory of models, NAME/VERSION/FILE.")
+@click.option("--batch", multiple=True, metavar="[NAME=]N", help="Run up to N rows of a model's requests together.")
+@click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait for a batch, such as 1ms.")
 @click.option("--allow-uid", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
-@click.option("--quota", multiple=True, metavar="KEY=N", help="Limit of a connection (KEY) or of a user (user.KEY).")
+@click.option("--quota", multiple=True, metavar="KEY=N", help="Limit a connection (KEY) or a user (user.KEY).")
 @click.option(
     "--max-run", type=click.FloatRange(0, 1e6, min_open=True), metavar="S",
     help="End a run that takes longer than S seconds [default: none].",
 )  # fmt: skip
 @click.option(
     "--max-compile", type=click.FloatRange(0, 1e6, min_open=True), default=600.0, show_default=True, metavar="S",
-    help="End the process that compiles a client's model for longer than S seconds.",
+    help="End a process that compiles a client's model for longer than S seconds.",
 )  # fmt: skip
 @click.option(
     "--idle-exit",
@@ -110,34 +110,34 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 )
 @click.option(
     "--metrics", metavar="[HOST:]PORT|unix:PATH",
-    help="Answer Prometheus at this address, or port of the loopback interface; needs nnburst[metrics].",
+    help="Serve Prometheus metrics at this address, or port of the loopback interface; needs nnburst[metrics].",
 )  # fmt: skip
 @click.option(
     "--oip", metavar="HOST:PORT|unix:PATH",
     help="Serve the named models by the Open Inference Protocol over gRPC; needs nnburst[oip].",
 )  # fmt: skip
-@click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="Serve the same protocol over HTTP.")
-@click.option("--token-file", metavar="FILE", help="File of NAME:TOKEN lines; each network client must send a token.")
+@click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="Serve the Open Inference Protocol over HTTP.")
+@click.option("--token-file", metavar="FILE", help="File of NAME:TOKEN lines; network clients must send a token.")
 @click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain, to serve over TLS.")
 @click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="Private key of --oip-cert, without a password.")
 @click.option(
     "--oip-keepalive", type=click.FloatRange(1, 86400), default=75.0, show_default=True, metavar="S",
     help="Close an HTTP connection after S seconds without a request; ping a gRPC client that is silent for S seconds.",
 )  # fmt: skip
-@click.option("--oip-control", is_flag=True, help="Let clients of the protocol load and unload models.")
+@click.option("--oip-control", is_flag=True, help="Let network clients load and unload models.")
 @click.option(
     "--oip-drain", type=click.FloatRange(0, 1e6), default=20.0, show_default=True, metavar="S",
-    help="Let the protocol's running requests take up to S seconds more when the service is stopped.",
+    help="When the service is stopped, let running network requests take up to S seconds more.",
 )  # fmt: skip
-@click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in shared memory.")
+@click.option("--oip-shared-memory", is_flag=True, help="Let network clients pass tensors in shared memory.")
 @click.option("--scheduler", metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1.")
 @click.option(
     "--sandbox", type=click.Choice(("strict", "on", "off")), default="on", show_default=True,
-    help="Sandbox the processes that run models: on takes what the kernel offers, strict fails if anything is missing.",
+    help="Sandbox the processes that run models; strict fails if the kernel lacks a restriction.",
 )  # fmt: skip
 @click.option(
     "--isolate", type=click.Choice(("user", "connection", "none")), default="user", show_default=True,
-    help="Give each user or each connection a process for its own models; none: one process for all models.",
+    help="Run clients' own models in a process for each user or connection; none: one process for all models.",
 )  # fmt: skip
 @click.option(
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="warning", show_default=True
@@ -187,10 +187,10 @@ def serve(
     nnburst serve --name vision filters.py:edges
     python -c 'import nnburst; print(nnburst.connect("vision").session("detector").get_inputs())'
 
-    FILE.py:FUNCTION is a Python function declared with @declare. It is served as a model of that name.
+    FILE.py:FUNCTION is a Python function declared with @declare, which is served as a model of the function's name.
 
-    Prints one line when it is ready. SIGTERM lets running executions finish. SIGHUP compiles the files of the named
-    models again and replaces the models. A systemd socket unit can start it, too (see deploy/systemd).
+    Prints one line when the service is ready. After SIGTERM, running executions finish first. On SIGHUP, the service
+    compiles the files of the named models again. A systemd socket unit can start the service (see deploy/systemd).
     """
     _settle_environment()
     from ..._core.errno import this_process

@@ -49,7 +49,7 @@ def ls(as_json: bool) -> None:
 @click.command()
 @click.argument("address", metavar="NAME|unix:PATH")
 @click.argument("pid", type=click.IntRange(1), required=False)
-@click.option("--user", metavar="USER", help="End all processes' connections of this user (name or number) instead.")
+@click.option("--user", metavar="USER", help="End all connections of this user (name or number) instead.")
 @click.option(
     "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
     help="Seconds that the service may take to answer.",
@@ -58,9 +58,9 @@ def ls(as_json: bool) -> None:
 def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
     """End the connections of one process, or of one user, to a service. `nnburst top` shows the connections.
 
-    Runs end as if the client processes had been killed. The clients themselves continue, get a DeadObject error with
-    the reason, and may connect again. With --user, the service also ends the process that runs the user's own models.
-    Only the service's user and root may do this.
+    The service cancels the runs of these connections. The clients get a DeadObject error with the reason, and may
+    connect again. With --user, the service also ends the process that runs the user's own models. Only the service's
+    user and root may use this command.
     """
     from ...service.client.connection import order
     from ...service.wire.protocol import EndClients
