@@ -100,17 +100,18 @@ model = b.build()
 ## The table
 
 An entry begins with the operation's name, its number, the first version of NNAPI's HAL that has it, and the types that
-T may be; `F16:1.2` is a type since version 1.2. `ModelBuilder` has a method of this name in small letters; for IF and
-WHILE it is `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`: `nnburst-onnxruntime` runs
-it, [where dimensions and parameters are known](devices.md#nnapis-operations-on-onnx-runtime). `nnburst-reference` runs
-all operations.
+T may be; `F16:1.2` is a type since version 1.2. The method of `ModelBuilder` has the operation's name in small letters;
+IF and WHILE are `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`: `nnburst-onnxruntime`
+runs the operation, [where dimensions and parameters are known](devices.md#nnapis-operations-on-onnx-runtime).
+`nnburst-reference` runs all operations.
 
-The next line has the inputs and outputs, perhaps of several operations. `x?` may be omitted; `x+` is one operand or
-more, `x*` any number. `(a | b)` is either. `stride_{w,h}:i32` is short for `stride_w:i32 stride_h:i32`.
+An indented line has the inputs and outputs of the operations above. `x?` may be omitted; `x+` is one operand or more,
+`x*` any number. `(a | b)` is either. `stride_{w,h}:i32` is short for `stride_w:i32 stride_h:i32`.
 
 - `F32`, `F16`, `I32`, `B8`: tensors of float32, float16, int32, bool. `f32`, `f16`, `i32`, `bool`: scalars.
-- `Q8`, `Q8S`: tensors of unsigned and signed bytes, with scale and zero point. `Q8Y`, `Q8C`: of signed bytes, with one
-  scale or one per channel. `Q16S`, `Q16A`: of int16 with a scale, of uint16 with scale and zero point.
+- `Q8`, `Q8S`: tensors of unsigned and of signed bytes, with scale and zero point.
+- `Q8Y`, `Q8C`: tensors of signed bytes, with one scale and with one per channel.
+- `Q16S`, `Q16A`: tensors of int16 with a scale, and of uint16 with scale and zero point.
 - `fx`: `f16` if T is F16, else `f32`.
 - `W`, a filter: T; also Q8C if T is quantised. `B`, a bias: I32 if T is quantised, else T.
 - `box`, `anchor`: Q16A, and Q16S, if T is quantised, else T. `delta`: Q8 or Q8S if T is Q16A, else T.
