@@ -22,8 +22,8 @@ def operation_lines(code: int, row: Signature) -> tuple[str, list[str]]:
     kinds = [
         OPERANDS[kind].short + (f":{_version(first)}" if first > since else "") for kind, first in row.types.items()
     ]
-    marks = " ".join(["zero"] * row.zero_sized + ["onnx"] * (code in LOWERED))
-    head = [operation_name(code), str(int(code)), _version(since), *(["any"] if len(kinds) > 16 else kinds)]
+    marks = ",".join(["zero"] * row.zero_sized + ["onnx"] * (code in LOWERED))
+    head = [operation_name(code), str(int(code)), _version(since), "any" if len(kinds) > 16 else ",".join(kinds)]
     forms, outputs = ([" ".join(map(_text, form)) for form in lists] for lists in (row.forms, row.outputs))
     longest = [form for form in forms if not any(other.startswith(form + " ") for other in forms)]
     text = f"{_alternatives([_braced(form) for form in longest])} → {max(outputs, key=len)}"
