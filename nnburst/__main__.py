@@ -1,7 +1,4 @@
-"""The `nnburst` command for `python -P -m nnburst`, which works without an installed script.
-
-Without ``-P``, Python searches the working directory for modules first.
-"""
+"""The `nnburst` command, as `python -P -m nnburst`. Without ``-P``, Python searches the working directory first."""
 
 from .cli import main
 

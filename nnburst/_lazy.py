@@ -1,8 +1,7 @@
-"""Lazy imports: a package's public names are imported when they are first used (PEP 562).
+"""Lazy imports: a package's public names are imported at their first use (PEP 562).
 
-A client needs only a part of most packages. So a package's stub, `__init__.pyi`, has a line for each public name: type
-checkers read it directly, and `attach` reads the same lines when the package is imported. Code of this package imports
-a name from the module that defines it.
+The lines of a package's stub, `__init__.pyi`, import its public names. Type checkers and `attach` read these lines.
+Modules of nnburst import a name from the module that defines the name.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for the package `room`. `__all__` has no modules."""
+    """Return `__getattr__`, `__dir__` and `__all__` (without modules) for the package `room`."""
     package = sys.modules[room]
     path = os.path.join(package.__path__[0], "__init__.pyi")
     try:
@@ -32,7 +31,7 @@ def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]],
         if owners[name] == ".":
             return import_module("." + name, room)
         folder = owners[name].rpartition(".")[0]
-        if folder.strip("."):  # Two threads could wait for each other without the folder's import.
+        if folder.strip("."):  # Without it, two threads could deadlock.
             import_module(folder, room)
         value = getattr(import_module(owners[name], room), name)
         setattr(package, name, value)

@@ -1,4 +1,4 @@
-"""Literal types of the words that options accept."""
+"""Literal types of option values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ if TYPE_CHECKING:
     from .model.types import ExecutionPreference, Priority
 
 OnDeath = Literal["raise", "restart"]
-"""Behaviour of calls after the death of the service; see `nnburst.Session`."""
+"""Behaviour of calls after the service's death; see `nnburst.Session`."""
 OnError = Literal["raise", "return"]
-"""Treatment of one input's exception; see `nnburst.Session.run_many`."""
+"""Treatment of an input's error; see `nnburst.Session.run_many`."""
 SandboxMode = Literal["strict", "on", "off"]
 """Sandbox of a service process; see `nnburst.launch`."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
-"""Lowest level that is logged; see `nnburst.launch`."""
+"""Lowest level of the log; see `nnburst.launch`."""
 RealTimePolicy = Literal["fifo", "rr"]
-"""The policy of the option ``scheduler``; see `nnburst.launch`."""
+"""Policy of the option ``scheduler``; see `nnburst.launch`."""
 PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
-"""The goal of a device's optimisation; see `nnburst.Session`."""
+"""Goal of a device's optimisation; see `nnburst.Session`."""
 PriorityName = Literal["low", "medium", "high"]
 """Rank of a session's waiting runs in a shared service; see `nnburst.Session`."""
 ActivationName = Literal["relu", "relu1", "relu6"]
-"""The function that is fused with an operation; see `nnburst.ModelBuilder`."""
+"""Function fused with an operation; see `nnburst.ModelBuilder`."""
 TensorLayout = Literal["NHWC", "NCHW"]
-"""The order of an image's dimensions; see `nnburst.ModelBuilder`."""
+"""Order of an image's dimensions; see `nnburst.ModelBuilder`."""
 PaddingName = Literal["same", "valid"]
-"""The rows and columns that are added to an image; see `nnburst.ModelBuilder`."""
+"""Padding of an image; see `nnburst.ModelBuilder`."""
 ImageFormat = Literal[
     "RGB",
     "BGR",
@@ -47,13 +47,13 @@ ImageFormat = Literal[
 ]
 """Pixel format of an image; see `nnburst.Memory.hardware_buffer`."""
 FlavourName = Literal["synchronized", "unsynchronized"]
-"""Number of readers, and outcome of a write that does not fit; see `nnburst.fmq.MessageQueue`."""
+"""Number of readers, and effect of a write that does not fit; see `nnburst.fmq.MessageQueue`."""
 QueueLayout = Literal["lines", "stamped", "compat"]
 """Placement of a queue's counters; see `nnburst.fmq.MessageQueue`."""
 
 
 class SessionKeywords(TypedDict, total=False):
-    """Options of a session, as a type for functions that pass them on to `nnburst.Session`, which explains each."""
+    """Types of the options of `nnburst.Session`, for functions that pass options on."""
 
     device: str | None
     preference: PreferenceName | ExecutionPreference

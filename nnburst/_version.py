@@ -1,3 +1,3 @@
-"""The version of this package; pyproject.toml reads it from here, too."""
+"""The version of this package, which pyproject.toml reads, too."""
 
 VERSION = "0.1.0"

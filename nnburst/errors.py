@@ -1,7 +1,7 @@
-"""Error statuses and the exceptions that carry them.
+"""Error statuses, and an exception for each status.
 
-Every failure that a caller can see is an `NNBurstError` with a `.status`. The second
-base class of each exception is the builtin that describes the situation, so ``except ValueError`` works too.
+Every failure that a caller can see is an `NNBurstError` with a `.status`. Each exception has a second base class that
+is built in, so ``except ValueError`` works, too.
 
 Example:
     >>> try:
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ErrorStatus(enum.IntEnum):
-    """The outcome of a call to a device, with the number that messages carry."""
+    """The outcome of a call to a device, with its number in messages."""
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -48,9 +48,9 @@ class ErrorStatus(enum.IntEnum):
     RESOURCE_EXHAUSTED_TRANSIENT = 7
     RESOURCE_EXHAUSTED_PERSISTENT = 8
     DEAD_OBJECT = 10000
-    """The peer process ended. No message carries this status: only the surviving side can report it."""
+    """The peer process ended. This status is never in a message."""
     BAD_STATE = 10001
-    """The object cannot do this now (closed, busy, not finished). No message carries this status."""
+    """The object cannot do this now (closed, busy, not finished). This status is never in a message."""
 
 
 class NNBurstError(Exception):
@@ -85,10 +85,10 @@ class GeneralFailure(NNBurstError, RuntimeError):
 
 
 class OutputShape(Struct, frozen=True):
-    """The known dimensions of an output, and whether its buffer was large enough.
+    """The known dimensions of an output.
 
     Attributes:
-        dimensions: Sizes, 0 where unknown.
+        dimensions: Sizes; 0 if unknown.
         is_sufficient: True if the buffer was large enough.
 
     Example:
@@ -104,7 +104,7 @@ class OutputInsufficientSize(NNBurstError, ValueError):
     """An output buffer is too small.
 
     Attributes:
-        output_shapes: One `OutputShape` per output, with the needed dimensions as far as known.
+        output_shapes: One `OutputShape` per output, with the needed dimensions if known.
     """
 
     status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
@@ -115,17 +115,17 @@ class OutputInsufficientSize(NNBurstError, ValueError):
 
 
 class DeviceUnavailable(NNBurstError, RuntimeError):
-    """The device is offline or busy, or no such device exists."""
+    """The device is offline, busy or unknown."""
 
     status = ErrorStatus.DEVICE_UNAVAILABLE
 
 
 class DeadObject(NNBurstError, ConnectionError):
-    """The process on the other side has ended or closed its connection.
+    """The peer process has ended or closed its connection.
 
     Attributes:
-        signal: Number of the signal that killed the process; None without one, or if it was no child of this process.
-        exit_status: Exit status of the process; None if it has none, or was no child of this process.
+        signal: Number of the signal that killed the process; None without a signal, or if the process was no child.
+        exit_status: Exit status of the process; None without a status, or if the process was no child.
     """
 
     status = ErrorStatus.DEAD_OBJECT
@@ -137,7 +137,7 @@ class DeadObject(NNBurstError, ConnectionError):
 
 
 class Ending(Struct, frozen=True):
-    """The end of a process, or of the connection to it.
+    """The end of a process or connection.
 
     Attributes:
         reason: The reason in words; empty while the process lives.
@@ -150,7 +150,7 @@ class Ending(Struct, frozen=True):
     exit_status: int | None = None
 
     def error(self, message: str) -> DeadObject:
-        """Return (not raise) the exception for a call that failed because the process or connection ended."""
+        """Return, not raise, the exception for a call that failed because the process or connection ended."""
         return DeadObject(message, signal=self.signal, exit_status=self.exit_status)
 
 
@@ -167,7 +167,7 @@ class ResourceExhausted(NNBurstError, RuntimeError):
 
 
 class BadState(NNBurstError, RuntimeError):
-    """The object cannot do this now: it is closed, busy, unfinished, or was inherited by a forked child."""
+    """The object cannot do this now: it is closed, busy, unfinished, or inherited by a forked child."""
 
     status = ErrorStatus.BAD_STATE
 
@@ -186,12 +186,12 @@ _BY_STATUS: dict[ErrorStatus, type[NNBurstError]] = {
 
 
 def error_for(status: ErrorStatus, message: str, output_shapes: Sequence[OutputShape] = ()) -> NNBurstError:
-    """Return (not raise) the exception that stands for `status`.
+    """Return, not raise, the exception for `status`.
 
     Args:
         status: Any status but ``NONE``.
-        message: A sentence with the event, its object, and the option that helps.
-        output_shapes: Needed shapes, used only for ``OUTPUT_INSUFFICIENT_SIZE``.
+        message: A sentence about the failure, its object, and a remedy.
+        output_shapes: Needed shapes, for ``OUTPUT_INSUFFICIENT_SIZE`` only.
 
     Example:
         >>> nnburst.errors.error_for(nnburst.errors.ErrorStatus.BAD_STATE, "it is closed")

@@ -1,8 +1,8 @@
 """ONNX Runtime's Python interface, for models in sandboxed processes.
 
-``import nnburst.compat.onnxruntime as onnxruntime`` works in your own program; `install` is for packages that import
-``onnxruntime`` themselves. Each session has its own process, unless the environment variable NNBURST_SERVICE names a
-service for all sessions (`nnburst.connect`).
+In your program, use ``import nnburst.compat.onnxruntime as onnxruntime``. For packages that import ``onnxruntime``,
+call `install`. Each session has its own process, unless the environment variable NNBURST_SERVICE names a service for
+all sessions (see `nnburst.connect`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _CPU = "CPUExecutionProvider"
 _DEVICE = "nnburst-onnxruntime"
 
-# These are the names of ONNX Runtime's exceptions and modules, for packages that import them.
+# ONNX Runtime's names of exceptions and modules, for packages that import them.
 Fail = InvalidGraph = ModelLoaded = NoModel = NotImplemented = RuntimeException = EPFail = EngineError = GeneralFailure
 InvalidProtobuf, DeviceReset = InvalidArgument, DeadObject
 capi = onnxruntime_pybind11_state = _pybind_state = onnxruntime_inference_collection = sys.modules[__name__]
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
 
 class ExecutionMode(enum.IntEnum):
-    """The choice to run nodes in parallel, which has no effect here."""
+    """The order of a model's nodes, which has no effect here."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
@@ -62,9 +62,9 @@ class _Options:
 
     _defaults: ClassVar[dict[str, Any]]
     _instead: ClassVar[dict[str, str]] = {}
-    """Alternatives to attributes that are not supported for a model in another process."""
+    """Alternatives to unsupported attributes, by name."""
     _entries: ClassVar[frozenset[str]] = frozenset()
-    """Keys of entries that do not affect results, which are accepted."""
+    """Keys of accepted entries, which do not affect results."""
 
     def __init__(self) -> None:
         vars(self).update(self._defaults, _given={})
@@ -83,7 +83,7 @@ class _Options:
         return f"{type(self).__name__}.{name} is not for models in another process: {remedy}"
 
     def _add(self, key: str, value: str) -> None:
-        """Set an entry. Raises `InvalidArgument` for one that could affect results."""
+        """Set an entry. Raises `InvalidArgument` for an unknown key."""
         if key not in self._entries:
             raise InvalidArgument(f"the entry {key!r} is not for models in another process: leave it out")
         vars(self)["_given"][key] = value
@@ -102,8 +102,8 @@ _SPINNING = "session.intra_op.allow_spinning"
 class SessionOptions(_Options):
     """Options of a session: ``intra_op_num_threads``, ``graph_optimization_level``, and an entry about spinning.
 
-    Options that do not affect results, such as log levels, are accepted and have no effect: services log only errors.
-    Others raise an error that names them. A shared service decides about its threads itself.
+    Options that do not affect results, such as log levels, are accepted without effect. Other options raise an error.
+    In a shared service, `intra_op_num_threads` has no effect.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
@@ -138,7 +138,7 @@ class SessionOptions(_Options):
 
 
 class RunOptions(_Options):
-    """Options of a run. With ``terminate`` a new run fails at once; a run in progress continues."""
+    """Options of a run. With ``terminate``, new runs fail at once, and runs in progress continue."""
 
     _defaults: ClassVar[dict[str, Any]] = {**_LOGGING, "only_execute_path_to_fetches": False, "terminate": False}
     _entries = frozenset(("memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers"))
@@ -152,7 +152,7 @@ class NodeArg(Struct, frozen=True):
     Attributes:
         name: Name in the model file.
         type: Type as ONNX Runtime writes it: ``tensor(float)``, ``seq(map(int64,tensor(float)))``.
-        shape: Sizes of the dimensions; an open one is given by its symbolic name or None.
+        shape: Sizes of the dimensions; a symbolic name or None for an open dimension.
     """
 
     name: str
@@ -161,10 +161,10 @@ class NodeArg(Struct, frozen=True):
 
 
 class OrtValue:
-    """A value on the CPU, created by the class methods.
+    """A value on the CPU, created by class methods.
 
-    A value from `ortvalue_from_shape_and_type` is in memory shared with services. A run with only such bound values
-    copies nothing.
+    A value from `ortvalue_from_shape_and_type` is in memory shared with services. A run copies nothing if all values
+    are bound and in shared memory.
     """
 
     def __init__(self, value: Any, data_type: str = "", memory: Memory | None = None) -> None:
@@ -173,7 +173,7 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy(cls, numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """Return a value that uses this array without a copy."""
+        """Return a value that uses the array without a copy."""
         _require_cpu(device_type)
         return cls(numpy_obj)
 
@@ -181,7 +181,7 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any = np.float32, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """Return a value of zeros in shared memory. `element_type` is a NumPy type or ONNX's number for it."""
+        """Return a value of zeros in shared memory. `element_type` is a NumPy type or an ONNX type number."""
         from ..memory.memory import Memory
 
         _require_cpu(device_type)
@@ -229,14 +229,14 @@ def _require_cpu(device_type: str) -> None:
 
 
 def _element(element_type: Any) -> tuple[np.dtype[Any], str]:
-    """Return the NumPy type of elements, and the type of their arrays as ONNX Runtime writes it."""
+    """Return the NumPy type of elements, and ONNX Runtime's name of the array's type."""
     is_number = isinstance(element_type, int)
     row = element_within(element_type, "a value") if is_number else element_of(np.dtype(element_type), "a value")
     return np.dtype(row.dtype), f"tensor({row.name})"
 
 
 def _at(address: int, element_type: Any, shape: Sequence[int] | None) -> OrtValue:
-    """Return a value that uses the memory at an address, which the caller must keep allocated."""
+    """Return a value at a memory address. The caller must keep the memory allocated."""
     import ctypes
 
     if element_type is None or shape is None:
@@ -259,7 +259,7 @@ class IOBinding:
         """The bound values in shared memory, and their execution."""
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-        """Bind an input to an array, which each run reads anew."""
+        """Bind an input to an array, which each run reads."""
         self._inputs[name] = OrtValue(arr_on_cpu, "" if isinstance(arr_on_cpu, np.ndarray) else "value")
 
     def bind_input(
@@ -291,7 +291,7 @@ class IOBinding:
         self._outputs[name] = ortvalue
 
     def synchronize_inputs(self) -> None:
-        """Do nothing, because all values are on the CPU."""
+        """Do nothing: all values are on the CPU."""
 
     synchronize_outputs = synchronize_inputs
 
@@ -320,7 +320,7 @@ class IOBinding:
             if self._bound is None or self._bound[0] != bound:
                 arrays = {name: value.numpy() for name, value in bound.items() if value is not None}
                 self._bound = bound, self._session._session.bind(memory=arrays)
-            with suppress(OutputInsufficientSize):  # an output that is not bound and has no known shape
+            with suppress(OutputInsufficientSize):  # for an unbound output of unknown shape
                 self._bound[1].run()
                 self._results = [value for value in self._outputs.values() if value is not None]
                 return
@@ -332,7 +332,7 @@ class IOBinding:
 
 
 class InferenceSession:
-    """A model in its own process, with the methods of ONNX Runtime's class. Any number of threads may use it.
+    """A model in its own process, with ONNX Runtime's methods. Any number of threads may use a session.
 
     If the model crashes, current runs raise `DeadObject`, and the next run restarts the process. The process ends
     with the last reference to the session.
@@ -340,13 +340,13 @@ class InferenceSession:
     Args:
         path_or_bytes: Path of a model file, or its contents.
         sess_options: See `SessionOptions`.
-        providers: Names, or pairs of a name and options. Only the CPU provider exists; others cause a warning.
-        provider_options: Ignored, because the CPU provider has no options.
-        others: ``enable_fallback`` is ignored; all others are refused.
+        providers: Names, or pairs of a name and options. Providers other than the CPU's cause a warning.
+        provider_options: Ignored.
+        others: ``enable_fallback`` is ignored; other keywords raise an error.
 
     Raises:
-        NoSuchFile: There is no such file.
-        InvalidArgument: The file contains no model, or an option is refused.
+        NoSuchFile: The file does not exist.
+        InvalidArgument: The file contains no model, or an option is not supported.
         NNBurstError: See `nnburst.Session`.
     """
 
@@ -400,7 +400,7 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run the model in a thread, which calls ``callback(outputs, user_data, error)``, with "" for no error."""
+        """Run the model in a thread, which calls ``callback(outputs, user_data, error)`` with "" for no error."""
 
         def run() -> None:
             try:
@@ -417,7 +417,7 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """Run the model as `run` does, and return `OrtValue` objects."""
+        """Run the model like `run`, and return `OrtValue` objects."""
         outputs = self.run(output_names, input_dict_ort_values, run_options)
         return list(map(OrtValue, outputs, [self._types[name] for name in output_names or self._types]))
 
@@ -433,7 +433,7 @@ class InferenceSession:
         iobinding._run()
 
     def get_inputs(self) -> list[NodeArg]:
-        """Return the inputs that each run needs."""
+        """Return the required inputs."""
         return _listed(self._session.get_inputs())
 
     def get_outputs(self) -> list[NodeArg]:
@@ -441,7 +441,7 @@ class InferenceSession:
         return _listed(self._session.get_outputs())
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the inputs that may be left out."""
+        """Return the optional inputs."""
         return _listed(self._session.get_overridable_initializers())
 
     def get_modelmeta(self) -> ModelMetadata:
@@ -449,7 +449,7 @@ class InferenceSession:
         return self._session.compilation.metadata
 
     def get_session_options(self) -> SessionOptions:
-        """Return the options that the session was opened with."""
+        """Return the session's options."""
         return self._options
 
     def get_providers(self) -> list[str]:
@@ -457,18 +457,18 @@ class InferenceSession:
         return [_CPU]
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: object = None) -> None:
-        """Warn of providers other than the CPU's, which stays."""
+        """Keep the CPU provider. Warn of other providers."""
         if absent := {each if isinstance(each, str) else each[0] for each in providers or ()} - {_CPU}:
             remedy = f'nnburst.Session(path, device="{_DEVICE}:providers=…") has others (docs/onnx.md#providers)'
             warnings.warn(f"without {', '.join(sorted(absent))}: models run on the CPU here; {remedy}", stacklevel=3)
 
     def disable_fallback(self) -> None:
-        """Do nothing, because sessions have no other provider to fall back to."""
+        """Do nothing: sessions have only one provider."""
 
     enable_fallback = disable_fallback
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Return the CPU provider with its options, of which there are none."""
+        """Return the CPU provider's options: none."""
         return {_CPU: {}}
 
 
@@ -485,7 +485,7 @@ def _check_run(options: RunOptions | None) -> None:
 
 
 def _source(path_or_bytes: Any) -> Any:
-    """Return the path of an ``.onnx`` file unchanged, or the contents of another file."""
+    """Return the path of an ``.onnx`` file, or the contents of another file."""
     if isinstance(path_or_bytes, str | os.PathLike) and not os.fspath(path_or_bytes).lower().endswith(".onnx"):
         try:
             return Path(path_or_bytes).read_bytes()
@@ -522,7 +522,7 @@ def get_device() -> str:
 
 
 def disable_telemetry_events(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: services log only errors, never send telemetry, and need no libraries of CUDA."""
+    """Do nothing: services log only errors, send no telemetry, and need no CUDA libraries."""
 
 
 enable_telemetry_events = preload_dlls = disable_telemetry_events
@@ -534,15 +534,15 @@ _NAMES += ("onnxruntime.capi._pybind_state", "onnxruntime.capi.onnxruntime_infer
 
 
 def install() -> None:
-    """Have ``import onnxruntime`` return this module from now on, everywhere in this process. Idempotent.
+    """Make ``import onnxruntime`` return this module, everywhere in this process. Idempotent.
 
-    A module that has already imported ONNX Runtime keeps it; a warning names that module.
+    Modules that have already imported ONNX Runtime keep it. A warning names these modules.
     """
     if _is_installed():
         return
     real, spec = sys.modules.get("onnxruntime"), find_spec("onnxruntime")
     stand_in = ModuleType("onnxruntime", __doc__)
-    # `find_spec` and `__path__` are the real package's: others look for it, and import `onnxruntime.transformers`.
+    # Keeps `find_spec` and `__path__` of the real package: packages check for it, and import `onnxruntime.transformers`.
     vars(stand_in).update(globals(), __name__="onnxruntime", __spec__=spec or __spec__)
     stand_in.__path__ = (spec and spec.submodule_search_locations) or []
     if real is not None:

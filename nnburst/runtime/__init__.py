@@ -1,4 +1,4 @@
-"""Sessions and services, and the ways to run models."""
+"""Sessions and services."""
 
 from __future__ import annotations
 

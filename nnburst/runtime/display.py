@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def described(compilation: Compilation) -> str:
-    """Return a model's arguments in one line: ``x (1, 4) float32 → y (1, 4) float32``."""
+    """Return a line about a model: ``x (1, 4) float32 → y (1, 4) float32``."""
     return f"{_line(compilation.inputs)} → {_line(compilation.outputs)}"
 
 

@@ -1,4 +1,4 @@
-"""The execution: arguments for a compiled model, and the ways to run them."""
+"""The execution: arguments for a compiled model, and its runs."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 _A_MOMENT = 0.0005
 MIN_SETUP_SECONDS = 1.0
-"""Minimum seconds for setting up before a run. Shorter limits are raised to this."""
+"""Minimum time limit in seconds for the preparation of a run."""
 
 
 def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
-    """Return the deadline for setting up before a run: opening a burst, allocating arrays, setting a state.
+    """Return the deadline for the preparation of a run: opening a burst, allocating arrays, setting a state.
 
     Args:
-        open_timeout: Seconds for setting up, if the caller gave a limit.
-        timeout: Seconds of the run that follows.
+        open_timeout: Time limit of the preparation in seconds; None for the default.
+        timeout: Time limit of the run in seconds, or None.
     """
     if open_timeout is None and timeout is not None:
         open_timeout = max(timeout, MIN_SETUP_SECONDS)
@@ -67,11 +67,11 @@ class Execution(BoundRequest, Closing):
     ``outputs``. Nothing is copied, and ``run()`` is one call into C.
 
     Attributes:
-        inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. States
-            are not among them. Values that are not arrays of numbers are copied: ``x.inputs["words"] = ["a", "b"]``.
-        outputs: Shared arrays by output name, valid from the end of a run until the next run, which overwrites them:
-            keep ``x.outputs["scores"].copy()``. An output whose shape is known only after a run is flat bytes;
-            `output_shapes` has its dimensions. Reading a value that is not an array of numbers makes a new copy.
+        inputs: Shared arrays by input name, without states. Write into the arrays (``x.inputs["image"][:] = frame``),
+            do not replace them. Assign values that are not arrays of numbers: ``x.inputs["words"] = ["a", "b"]``.
+        outputs: Shared arrays by output name, valid until the next run, which overwrites the arrays: keep
+            ``x.outputs["scores"].copy()``. An output whose shape is known only after a run is flat bytes, with its
+            dimensions in `output_shapes`. Reading a value that is not an array of numbers makes a copy.
 
     Example:
         >>> with nnburst.Session(model) as session, session.bind() as execution:
@@ -97,7 +97,7 @@ class Execution(BoundRequest, Closing):
         self._feeds: Collection[tuple[str, Any, tuple[int, ...], Array]] = arguments.feeds.values()
         self._copies = None if arguments.copies is None else arguments.copies.values()
         self._lock = process_lock()
-        self._holder = object()  # the finaliser may not refer to the execution
+        self._holder = object()  # the finaliser must not refer to the execution
         self._held: dict[ExecutionBurstController, list[Memory | Named]] = {}
         self._finalizer = weakref.finalize(self, _drop, self._held, self._holder)
         self._finalizer.atexit = False
@@ -107,17 +107,17 @@ class Execution(BoundRequest, Closing):
         self._hold(burst.controller, requests)
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
         self.timeout = timeout
-        if pool is not None:  # a run with a state is never repeated
+        if pool is not None:  # never repeats a run with a state
             self._restarts, self._retries = pool.options.restarts, 0 if arguments.states.all else pool.options.retry
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Shared arrays; see the class."""
+        """Shared arrays by input name."""
         return self._arguments.user_views[0]
 
     @property
     def outputs(self) -> Mapping[str, Any]:
-        """Shared arrays; see the class."""
+        """Shared arrays by output name."""
         return self._arguments.user_views[1]
 
     @property
@@ -128,10 +128,11 @@ class Execution(BoundRequest, Closing):
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
     def _feed(self, inputs: object) -> bool:
-        """Copy arrays into `inputs`, which get their shapes.
+        """Copy arrays into `inputs`, and change shapes accordingly.
 
         Returns:
-            False in the cases of `_fill`, and for anything but a dict of arrays with exactly these names and dtypes.
+            False in the cases of `_fill`, and unless `inputs` is a dict of arrays with exactly the inputs' names and
+            dtypes.
         """
         feeds = self._feeds
         if type(inputs) is not dict or len(inputs) != len(feeds):
@@ -150,15 +151,15 @@ class Execution(BoundRequest, Closing):
         return others is None or self._refill(others)
 
     def _fill(self, arrays: Mapping[str, Array]) -> bool:
-        """Copy arrays that `checked_inputs` returned to `inputs`, which get their shapes.
+        """Copy arrays from `checked_inputs` into `inputs`, and change shapes accordingly.
 
         Returns:
-            False if other inputs are present, `reshape` cannot give the shapes, or an abandoned run uses the arrays.
+            False if the inputs differ, `reshape` cannot give the shapes, or an abandoned run uses the arrays.
         """
         return self._wired.keys() == arrays.keys() and self._refill(arrays)
 
     def _refill(self, arrays: Mapping[str, Array]) -> bool:
-        """Copy arrays to some of the inputs, like `_fill`."""
+        """Copy arrays into some of the inputs, like `_fill`."""
         try:
             self._reshape(self._arguments.sizes_with(arrays))
         except (InvalidArgument, BadState):
@@ -170,14 +171,14 @@ class Execution(BoundRequest, Closing):
 
     @property
     def _wired(self) -> dict[str, Array]:
-        """The input arrays in the form that the service reads."""
+        """The input arrays as the service reads them."""
         return self._arguments.inputs
 
     def _copied(self) -> list[Array]:
         """Return copies of all outputs, in the shapes of the last run."""
         if self._copies is None:
             return self._arguments.copied(self.output_shapes)
-        copies = []  # a comprehension would add a call
+        copies = []  # faster than a comprehension
         for copy in self._copies:
             copies.append(copy())
         return copies
@@ -192,21 +193,21 @@ class Execution(BoundRequest, Closing):
 
         Raises:
             InvalidArgument: A shape is missing, contradicts the model or needs more room than ``bind(room=…)`` gave; an
-                argument would appear, disappear, become empty or change its rank; a state would have another shape. All
-                shapes stay as they were.
+                argument would appear, disappear, become empty or change its rank; or a state would change its shape.
+                All shapes stay as they were.
             BadState: The execution is in flight, or closed.
         """
         if not isinstance(shapes, Mapping):
             raise InvalidArgument(f"shapes is a dict by name, not {type(shapes).__name__}")
         sizes, result = self._arguments.solved(shapes), None
-        with contextlib.suppress(BadState, GeneralFailure):  # it has not run, or the shapes are impossible
+        with contextlib.suppress(BadState, GeneralFailure):  # no run yet, or impossible shapes
             result = self.result
         self._reshape(sizes)
-        if result is not None:  # keeps the result with the shapes of its run
+        if result is not None:  # keeps the result, with its run's shapes
             self._set_aside(result)
 
     def _set_aside(self, result: ExecutionResult | None) -> None:
-        """Replace the result of the last run, or remove it (None)."""
+        """Replace the result of the last run; None to remove it."""
         self._elsewhere = self._of_other_shapes = result
         lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # keeps the turn
 
@@ -223,7 +224,7 @@ class Execution(BoundRequest, Closing):
             arguments.resize(sizes, changed)
         except BadState:
             raise
-        except BaseException:  # a signal handler raised, and some arrays may have the new shapes
+        except BaseException:  # a signal handler raised: some arrays may have new shapes
             self._feeds = ()
             self.forget()
             raise
@@ -241,26 +242,26 @@ class Execution(BoundRequest, Closing):
             values: Arrays by *input* name; missing inputs become zero (the zero point, if quantised).
 
         Raises:
-            InvalidArgument: A name, dtype or shape is wrong; the state is unchanged.
-            DeadObject: The service has ended; the state is lost.
-            MissedDeadline: Setting the state took longer than the session's ``open_timeout``.
+            InvalidArgument: A name, dtype or shape is wrong. The state is unchanged.
+            DeadObject: The service has ended, and the state is lost.
+            MissedDeadline: The call took longer than the session's ``open_timeout``.
         """
         self._setting_up().call(self._reset_state, values)
 
     def _reset_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         states = self._living_states()
         states.write(self.turn, states.checked(values))
-        if states.grown:  # the shapes of the last run are out of date
+        if states.grown:  # the last run's shapes are invalid
             self._set_aside(None)
 
     def get_state(self) -> dict[str, Array]:
-        """Return copies of the states that the next run will read, by input name.
+        """Return copies of the states for the next run, by input name.
 
         Raises the same errors as `reset_state`.
         """
         states, told = self._living_states(), {}
         if states.grown:
-            with contextlib.suppress(BadState):  # there was no run since the state was set
+            with contextlib.suppress(BadState):  # no run since the state was set
                 if (status := self.result[0]) is not ErrorStatus.NONE:
                     raise InvalidArgument(f"the last run ended with {status.name}; set the state with reset_state()")
                 rows = zip(self.compilation.outputs, self.output_shapes, strict=False)
@@ -268,7 +269,7 @@ class Execution(BoundRequest, Closing):
         return self._setting_up().call(states.read, self.turn, told)
 
     def _living_states(self) -> States:
-        """Return the states. Raises `DeadObject` if they were lost with the service."""
+        """Return the states. Raises `DeadObject` if the service has died with them."""
         self._check_not_closed()
         states, ending = self._arguments.states, self.controller.ending
         if states.all and ending.reason:
@@ -283,14 +284,14 @@ class Execution(BoundRequest, Closing):
     async def arun(self, timeout: Timeout = ...) -> None:
         """Run without blocking the event loop of asyncio or Trio, and without a thread.
 
-        Cancelling the task abandons the run: its arrays stay in use until it has ended, and its answer is dropped.
+        Cancelling the task abandons the run: its arrays stay in use until its end, and its answer is dropped.
 
         Args:
             timeout: See `run`.
 
         Raises:
             BadState: The execution is in flight (also in an abandoned run), or there is no event loop.
-            GeneralFailure: The service takes only one request at a time.
+            GeneralFailure: The service accepts only one request at a time.
             NNBurstError: See `run`.
         """
         await event_loop.run(self, timeout)
@@ -298,20 +299,19 @@ class Execution(BoundRequest, Closing):
     def submit(self, timeout: Timeout = ...) -> Future[Execution]:
         """Start a run. The service uses the arrays until the future is done.
 
-        The future's result is this execution. One thread per burst completes futures. The timeout includes the wait
-        for other runs. When it is over, the future fails with `MissedDeadline`, and the execution stays in flight
-        until the late answer comes.
+        After the timeout, which includes the wait for other runs, the future fails with `MissedDeadline`, and the
+        execution stays in flight until the answer.
 
         Args:
             timeout: See `run`.
 
         Returns:
-            A future that cannot be cancelled.
+            A future with this execution as its result, which cannot be cancelled.
 
         Raises:
             BadState: The execution is closed or in flight.
-            ResourceExhausted: The system has no thread for the first future.
-            GeneralFailure: The service takes only one request at a time.
+            ResourceExhausted: The system has no thread for the burst's futures.
+            GeneralFailure: The service accepts only one request at a time.
         """
         with self._limited(timeout):
             return submit(self)
@@ -319,14 +319,14 @@ class Execution(BoundRequest, Closing):
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------
 
     def _hold(self, controller: ExecutionBurstController, requests: Sequence[Request]) -> None:
-        """Have a burst keep the arguments' memory mapped until this execution is closed."""
+        """Make a burst keep the arguments' memory mapped until `close`."""
         named = dict.fromkeys(pool for request in requests for pool in request.pools)
         self._held[controller] = list(named)  # type: ignore[arg-type]
         for pool in self._held[controller]:
             controller.hold(pool, self._holder)
 
     def _setting_up(self) -> Deadline:
-        """Return the deadline for setting up before a run that begins now."""
+        """Return the deadline for preparing a run now."""
         return setting_up(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
@@ -338,7 +338,7 @@ class Execution(BoundRequest, Closing):
         """
         begin = time.monotonic_ns()
         moved = self._setting_up().call(self._move, number)
-        if moved == -errno.EAGAIN:  # an abandoned run on the same burst comes first
+        if moved == -errno.EAGAIN:  # waits for an abandoned run on the same burst
             if deadline.left() == 0:
                 within = in_time(self._allowed)
                 raise MissedDeadline(f"not started {within}: the run before, which was given up, has not ended")
@@ -347,23 +347,23 @@ class Execution(BoundRequest, Closing):
         return None if moved is None else deadline.postpone(begin)
 
     def _move(self, number: int) -> int | None:
-        """Move to another burst. Return 0; -EAGAIN if that is not possible yet; None if there is no other burst."""
+        """Move to another burst. Return 0; -EAGAIN if an abandoned run must end first; None without another burst."""
         pointer, here = self.pointer, self._home
         if self._pool is None or self._closed:
             return None
         burst = self._pool.replacement(here, died=number not in (errno.EBUSY, errno.ESTALE))
-        if burst is None or (burst is here and number == errno.EBUSY):  # the burst has become free
+        if burst is None or (burst is here and number == errno.EBUSY):  # the burst is free again
             return None if burst is None else 0
         if burst.compilation is not self.compilation:
             self._living_states()
         with self._lock:
-            if self.pointer is not pointer:  # another thread has moved it
+            if self.pointer is not pointer:  # moved by another thread
                 return 0
             left = lib.nnb_execution_leave(pointer)
             if left == 0:
                 try:
                     if burst.compilation is not self.compilation:
-                        self._held.clear()  # a dead burst keeps no memory
+                        self._held.clear()  # a dead burst maps no memory
                         self._arguments.compilation = burst.compilation
                     self._home = burst
                     requests = self._arguments.requests
@@ -378,7 +378,7 @@ class Execution(BoundRequest, Closing):
 
     @property
     def result(self) -> ExecutionResult:
-        """Status, output shapes and timing of the last run. No other thread may run the execution meanwhile.
+        """Status, output shapes and timing of the last run.
 
         Raises:
             BadState: The execution has not run.
@@ -396,7 +396,7 @@ class Execution(BoundRequest, Closing):
         return self
 
     def close(self) -> None:
-        """Free the memory and the state on both sides. Arrays that you keep stay readable. Idempotent."""
+        """Free memory and state in client and service. Arrays that you keep stay readable. Idempotent."""
         self._end(wait=True)
 
     def forget(self) -> None:
@@ -421,7 +421,7 @@ class Execution(BoundRequest, Closing):
 
 
 def _drop(held: dict[ExecutionBurstController, list[Memory | Named]], holder: object) -> None:
-    """Release an execution that was dropped without `close`. Its buffers end with their last reference."""
+    """Release the memory of an execution that was dropped without `close`."""
     while held:
         controller, pools = held.popitem()
         for pool in pools:

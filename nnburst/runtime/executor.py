@@ -18,10 +18,10 @@ class BrokenBurst(DeadObject, BrokenExecutor):
 
 
 class BurstExecutor(ThreadPoolExecutor):
-    """Runs ``session.run`` in the background, in as many threads as the session's ``concurrency``.
+    """Executor for ``session.run``, with as many threads as the session's ``concurrency``.
 
     For programs that use executors: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,
-    ``loop.run_in_executor``. Further calls wait in the executor, where they can be cancelled.
+    ``loop.run_in_executor``. Calls that wait for a thread can be cancelled.
 
     Args:
         session: The session, which must outlive the executor.
@@ -44,11 +44,11 @@ class BurstExecutor(ThreadPoolExecutor):
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Create the thread pool, and a new one in a forked child, where runs fail: the session is the parent's."""
+        """Create the thread pool; in a forked child, a new one."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Wait for all submitted calls. After an interrupt, cancel calls that have not started and do not wait."""
+        """Wait for all submitted calls. After an interrupt, cancel waiting calls and return at once."""
         interrupted = kind is not None and not issubclass(kind, Exception)
         self.shutdown(wait=not interrupted, cancel_futures=interrupted)
 
@@ -64,7 +64,7 @@ class BurstExecutor(ThreadPoolExecutor):
 
         Raises:
             InvalidArgument: `fn` is another function.
-            BrokenBurst: The service has ended. This is a `BrokenExecutor`; unfinished futures fail with it, too.
+            BrokenBurst: The service has ended. Unfinished futures fail with this `BrokenExecutor`, too.
             RuntimeError: The executor is shut down.
         """
         if fn != self._session.run:

@@ -1,4 +1,4 @@
-"""Functions that start or find a service: a child process, a running service, or this process."""
+"""Functions that return a service: a new child process, a running service, or this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .service import Backend
 
 _A_MOMENT = 0.05
-"""Seconds between two attempts to reach a service that is starting."""
+"""Seconds between two attempts to connect to a starting service."""
 
 
 def launch(
@@ -41,39 +41,36 @@ def launch(
     warm: bool = False,
     sandbox: SandboxMode = "on",
 ) -> Service:
-    """Start and return a service process that belongs to this one and ends with it.
+    """Start and return a service process, which ends with this process.
 
     Args:
         devices: Names of the service's devices, in order of preference.
-        functions: A function or several, each declared with `nnburst.declare`. The service gets copies, by name.
-        open_timeout: Seconds that the service may take to start; None for no limit.
-        restart: True to start the service again when it is needed after a crash. Old sessions stay dead; new ones
-            work.
+        functions: A function or several, each declared with `nnburst.declare`. The service gets copies.
+        open_timeout: Seconds to wait for the service's start; None for no limit.
+        restart: True to restart the service when it is needed after a crash. Old sessions stay dead.
         log_level: Lowest level of the service's log: ``"debug"``, ``"info"`` (failed requests), ``"warning"``,
             ``"error"``.
-        log: File to append the log to, or a logger of this program, which gets the lines at their levels; None for
-            the stderr of this process.
-        quotas: Limits of this program in the service, such as ``{"models": 200}``; docs/quotas.md has the names.
-        max_run: Seconds that a run may take; a longer one fails with `MissedDeadline`, if its device can stop it.
-            None for no limit.
-        max_compile: Seconds that reading and compiling a model may take. After that, the compiling process ends, and
-            all its users get `DeadObject` with the reason. None for no limit. A caller's deadline only ends the
-            caller's wait.
-        faults: True for fault points, for tests: see `nnburst.testing.inject`. They cost one more system call per
-            run.
+        log: File to append the log to, or a logger of this program; None for the stderr of this process.
+        quotas: Limits of this program in the service, such as ``{"models": 200}``; see docs/quotas.md for names.
+        max_run: Longest duration of a run in seconds; None for no limit. A longer run fails with `MissedDeadline`, if
+            its device can stop it.
+        max_compile: Longest duration of reading and compiling a model in seconds; None for no limit. After a longer
+            one, the compiling process ends, and all its users get `DeadObject` with the reason.
+        faults: True for fault points, for tests with `nnburst.testing.inject`. Each run then needs one more system
+            call.
         scheduler: Real-time policy and priority of the service's threads, such as ``("fifo", 20)`` or ``("rr", 1)``;
-            None for the normal policy. Such a service polls for requests only if this process may use a CPU outside
-            `affinity`.
+            None for the normal policy. A real-time service polls for requests only if this process may use a CPU
+            outside `affinity`.
         affinity: Numbers of the CPUs that the service may use, such as ``{1}``; None for this thread's CPUs.
         warm: True to load the devices' libraries at once, also for services that are launched later.
-        sandbox: ``"on"``: the service may only read code; it may not write files, use the network or start programs,
-            unless its devices need that (`Device.needs`) or this kernel cannot enforce it (`Service.sandbox`).
-            ``"strict"``: it does not start if the kernel cannot enforce this. ``"off"``: it has all rights of this
-            program.
+        sandbox: ``"on"``: the service can read code, but not write files, use the network or start programs, unless
+            its devices need such rights (`Device.needs`) or the kernel cannot withhold them (`Service.sandbox`).
+            ``"strict"``: as ``"on"``, but fails if the kernel cannot withhold a right. ``"off"``: the service has all
+            rights of this program.
 
     Raises:
-        DeviceUnavailable: The process could not serve, or may not use the policy or a CPU. The message has its
-            output.
+        DeviceUnavailable: The process could not serve, or may not use the policy or a CPU. The message contains the
+            process's output.
         InvalidArgument: No device is named, the level is unknown, the file cannot be written, or a limit, policy,
             priority or CPU is invalid.
         MissedDeadline: The service did not start in time.
@@ -114,20 +111,20 @@ def launch(
 def connect(
     address: str = "nnburst", *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
 ) -> Service:
-    """Connect to a running service (``nnburst serve``), which other programs may use as well.
+    """Connect to a running service (``nnburst serve``), which several programs can use.
 
-    Closing the returned object ends this program's connection; the service continues.
+    Closing the returned object ends this program's connection, not the service.
 
     Args:
-        address: The name of the service, or ``unix:`` and the path of its socket; by default the one that ``nnburst
+        address: The name of the service, or ``unix:`` and the path of its socket; by default the name that ``nnburst
             serve`` uses.
-        open_timeout: Seconds that the service may take to answer; None for no limit.
-        trust_uid: A user id, or several, whose services to trust in addition to those of this user and root. A
-            service sees all inputs of its models, and makes their outputs.
+        open_timeout: Seconds to wait for an answer; None for no limit.
+        trust_uid: A user id, or several, whose services to trust besides this user's and root's. A service sees all
+            inputs of its models, and makes their outputs.
 
     Raises:
-        DeviceUnavailable: No service runs there, it does not serve this user, or it belongs to a user who is not
-            trusted. The message says what to do.
+        DeviceUnavailable: No service runs at the address, the service does not serve this user, or its user is not
+            trusted. See the message for a remedy.
         InvalidArgument: The address is malformed.
         MissedDeadline: The service did not answer in time.
 
@@ -143,7 +140,7 @@ def connect(
     from ..service.client.connection import connect_to
 
     def again() -> Backend:
-        """Retry until the caller's deadline: the service may still be starting."""
+        """Connect, and retry until the caller's deadline: the service may be starting."""
         while True:
             try:
                 return connect_to(address, timeout=open_timeout, trust_uid=trust_uid)
@@ -166,7 +163,7 @@ def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
         devices: Names of the service's devices, in order of preference.
 
     Raises:
-        DeviceUnavailable: There is no such device.
+        DeviceUnavailable: A device is unknown.
         InvalidArgument: No device is named.
 
     Example:

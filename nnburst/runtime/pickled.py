@@ -1,6 +1,6 @@
-"""Pickles of sessions and services, which contain a shared service's address, a model and options, but no code.
+"""Pickles of sessions and services. A pickle contains a shared service's address, a model and options, but no code.
 
-A process opens each session or service once, even if it reads several pickles of it.
+A process opens each session or service once, even if the process reads several pickles.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Reduced = tuple[Callable[..., Any], Arguments]
 
 _MOST = 64
 _known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=_MOST)
-"""(process id, pickle, reference) of each session and service that this process pickled or read from a pickle."""
+"""(process id, pickle, reference) of each session and service that this process has pickled or unpickled."""
 _opening = process_lock()  # locked while a session or service is opened
 
 
 def of_service(service: Service) -> Reduced:
-    """Return the function and arguments that open a connected service again."""
+    """Return the function and arguments that reopen a connected service."""
     assert service.shared is not None
     return _noted(service, (connected, service.shared), service.opened_in)
 
 
 def of_session(session: Session) -> Reduced:
-    """Return the function and arguments that open a session of a connected service again."""
+    """Return the function and arguments that reopen a session of a connected service."""
     service, model, options = session.service, session._model, session._options
     given = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
     for name in given.keys() & {"preference", "priority"}:
@@ -50,13 +50,13 @@ def of_session(session: Session) -> Reduced:
     if isinstance(model, Model):
         pools, model = tuple(bytes(cast("Memory", pool).buffer) for pool in model.pools), replace(model, pools=())
     elif isinstance(model, str) and not is_name(model):
-        model = os.path.abspath(model)  # another process may have another working directory
+        model = os.path.abspath(model)  # another process can have another directory
     arguments = service.shared, model, pools, tuple(sorted(given.items()))
     return _noted(session, (opened, arguments), service.opened_in)
 
 
 def connected(*arguments: Any) -> Service:
-    """Return this process's connection to a service, which is opened if necessary."""
+    """Return this process's connection to a service. Connect if necessary."""
     from .open_service import connect
 
     address, open_timeout, trust_uid = arguments
@@ -64,7 +64,7 @@ def connected(*arguments: Any) -> Service:
 
 
 def opened(*arguments: Any) -> Session:
-    """Return this process's session on a shared service, which is opened if necessary."""
+    """Return this process's session on a shared service. Open it if necessary."""
 
     def make() -> Session:
         shared, model, pools, options = arguments
@@ -76,7 +76,7 @@ def opened(*arguments: Any) -> Session:
 
 
 def _find(pid: int, reduced: Reduced) -> Any:
-    """Return the open session or service that a pickle stands for; None if this process has none."""
+    """Return the open session or service of a pickle; None if this process has none."""
     things = (thing() for opened_in, others, thing in list(_known) if (opened_in, others) == (pid, reduced))
     return next(filter(_is_open, things), None)
 

@@ -1,4 +1,4 @@
-"""Services: the devices of a process where models run, its end, and its restart."""
+"""Services: processes that run models, their devices and their restart."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.Wea
 
 
 def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
-    """Have an object closed together with the service of one of its devices."""
+    """Close an object when the service of one of its devices is closed."""
     for each in devices:
         service = service_of(each)
         if service is not None:
@@ -49,7 +49,7 @@ def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
 
 
 def service_of(device: Device) -> Service | None:
-    """Return the open service that a device belongs to, if any."""
+    """Return the open service of a device, if any."""
     return _services.get(device, lambda: None)()
 
 
@@ -76,11 +76,11 @@ class LocalBackend:
 
 
 class Service(OneProcess, Closing):
-    """A process with devices, for one session or several, from `launch`, `connect` or `in_process`. Context manager.
+    """A process that runs models, from `launch`, `connect` or `in_process`. Context manager.
 
     Attributes:
         what: ``"child"``, ``"in process"``, or the address of a shared service.
-        shared: The arguments of `connect`, which a pickle of a shared service contains; otherwise None.
+        shared: The arguments of `connect`, for pickles; None for other services.
         opened_in: Id of the process that opened the service.
 
     Example:
@@ -113,7 +113,7 @@ class Service(OneProcess, Closing):
 
         living = (ResilientDevice(partial(self._living, i)) for i in range(len(backend.devices)) if restarts)
         self._restarting: tuple[Device, ...] = tuple(living)
-        """Proxies of the devices, which start a dead process again when one of them is needed."""
+        """Proxies of the devices. A call of a proxy restarts a dead process."""
         self._take(backend)
 
     def _take(self, backend: Backend) -> None:
@@ -123,14 +123,14 @@ class Service(OneProcess, Closing):
 
     def _living(self, index: int) -> Device:
         with self._reviving:
-            # A caller that asks again for the same process has found it dead, perhaps before others have.
+            # A caller that asks twice for the same process has found the process dead.
             if self._given.get(index) is self._backend and not self._closed:
                 self._renew()
             self._given[index] = self._backend
             return self._backend.devices[index]
 
     def _revive(self) -> None:
-        """If the service has ended, start it or connect to it again. Its earlier sessions stay dead.
+        """Restart a dead service, or connect to it again. Earlier sessions stay dead.
 
         Raises:
             BadState: The service is closed.
@@ -147,7 +147,7 @@ class Service(OneProcess, Closing):
         dead, fresh = self._backend, self._again()
         self._take(fresh)
         dead.close()
-        if self._closed:  # by another thread, during the start
+        if self._closed:  # by another thread
             fresh.close()
             self._check_open()
 
@@ -182,12 +182,12 @@ class Service(OneProcess, Closing):
 
     @property
     def pid(self) -> int:
-        """Process id of the process that runs the models."""
+        """Id of the process that runs the models."""
         return self._backend.pid
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The sandbox of the service process: ``mode``, rights ``granted``, walls ``missing``. None in process."""
+        """The sandbox of the service process: ``mode``, rights ``granted``, protection ``missing``; None in process."""
         return self._backend.sandbox
 
     @property
@@ -197,14 +197,14 @@ class Service(OneProcess, Closing):
 
     @property
     def alive(self) -> bool:
-        """False once the service process has ended and will not be restarted, or the service is closed."""
+        """False if the service is closed, or its process has ended for good."""
         return not self._closed and (bool(self._restarting) or self._backend.alive)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Register a function to be called once when the service process ends. Return a function that unregisters it.
+        """Call a function once when the service process ends. Return a function that unregisters the call.
 
         Args:
-            on_death: Called without arguments.
+            on_death: The function, called without arguments.
 
         Raises:
             InvalidArgument: `on_death` is not callable.
@@ -214,10 +214,10 @@ class Service(OneProcess, Closing):
         return self._backend.link_to_death(on_death)
 
     def kill(self) -> None:
-        """Kill the process of a child service (SIGKILL), for example to stop a run that hangs.
+        """Kill the process of a child service (SIGKILL), for example to stop a hanging run.
 
-        Runs in flight and later calls raise `DeadObject`, except later calls on sessions with ``on_death="restart"``.
-        The object still has to be closed.
+        Runs in flight raise `DeadObject`, as do later calls, except on sessions with ``on_death="restart"``. Close the
+        service, too.
 
         Raises:
             BadState: The service is shared with other programs, is this process, or is closed.
@@ -226,7 +226,7 @@ class Service(OneProcess, Closing):
         self._backend.kill()
 
     def close(self) -> None:
-        """End the service, its runs, and all sessions and models that were opened on it. Idempotent."""
+        """End the service with its runs, sessions and models. Idempotent."""
         self._closed = True
         opened = [thing for ref in self._opened.valuerefs() if (thing := ref()) is not None]
         self._leaving = self._leaving or Leaving(
@@ -237,7 +237,7 @@ class Service(OneProcess, Closing):
         self._leaving()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle a shared service as its address. Raises `InvalidArgument` for any other service."""
+        """Pickle a shared service as its address. Raises `InvalidArgument` for other services."""
         if self.shared is None:
             return super().__reduce_ex__(protocol)
         from .pickled import of_service
@@ -268,14 +268,14 @@ def child(
     devices: Sequence[str], *, restart: bool = False, warm: bool = False, **options: Any
 ) -> tuple[Backend, str, Callable[[], Backend], bool]:
     """Start a service process, with the options of `start_child`. Return the arguments of `Service`."""
-    from ..service.process.launch import start_child  # not needed by a program without service processes
+    from ..service.process.launch import start_child  # late: some programs start no process
 
     backoff, begun = Backoff(), 0.0
 
     def start() -> ServiceConnection:
         nonlocal begun
         lived, begun = time.monotonic() - begun, 0.0
-        if lived <= LONGEST:  # after a longer life this is no crash loop
+        if lived <= LONGEST:  # else this is no crash loop
             backoff.begin_pause(lived)
         _wait(backoff.left)
         try:

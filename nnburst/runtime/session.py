@@ -1,4 +1,4 @@
-"""`Session`: a model in another process, with the interface of ONNX Runtime's session."""
+"""`Session`: a model in another process, with ONNX Runtime's interface."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .run.ring import Ring
 
 _MOST_PERMITS = 4096
-_NONE: list[Permit] = []  # the permits for a new caller while others wait
+_NONE: list[Permit] = []  # new callers find no permit while others wait
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def open_limit(self) -> float | None:
-        """Seconds that opening may take; None for no limit."""
+        """Time limit for opening in seconds; None for no limit."""
         if self.open_timeout is None and self.timeout is not None:
             return max(self.timeout, OPENING)
         return self.open_timeout
@@ -108,51 +108,50 @@ class Options(Struct, frozen=True, kw_only=True):
 class Session(OneProcess, Closing):
     """A compiled model, ready to run in a service process through a burst.
 
-    Any number of threads may call `run`. An execution of `bind` may be used by one thread at a time.
-    Sessions may share a service. Context manager.
+    Any number of threads may call `run`; one thread at a time may use an execution of `bind`. Sessions can share a
+    service. Context manager.
 
-    A session on a service from `connect` pickles as the service's address, the model and the options: each process that
-    reads such pickles opens the session once, over its own connection.
+    A session on a service from `connect` can be pickled. A process that reads pickles of a session opens the session
+    once, over its own connection.
 
     Args:
         model: The path of a file (``"detector.onnx"``), the bytes of a file, a `Model` from `ModelBuilder`, or the name
-            of a model that a device of `service` has. Without a `service` also a function declared with
-            `nnburst.declare`, which is sent to the session's service; or a torch module, which is exported to ONNX,
-            or sent unchanged if the export fails (`device` can force one of the two).
-        example_inputs: For a torch module: a tensor, several in a tuple, or by name in a dict. Runs take the same
-            shapes.
-        service: Service to run on; None starts one for this session alone, which ends with it.
-        device: Name of the device, with options after a colon if the service is the session's own; None takes the
-            first that supports every operation.
-        preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``;
-            `nnapi.Compilation.set_preference` explains them.
-        priority: ``"low"``, ``"medium"`` or ``"high"``: a shared service takes waiting runs of higher priority first.
+            of a model of a device of `service`. Without a `service`, also a function declared with `nnburst.declare`,
+            which is sent to the session's service; or a torch module, which is exported to ONNX, or sent to the service
+            if the export fails (`device` can require one of the two).
+        example_inputs: For a torch module: a tensor, a tuple of tensors, or a dict of tensors by name. Runs take the
+            same shapes.
+        service: Service to run on; None to start the session's own service, which ends with the session.
+        device: Name of the device, with options after a colon if the session has its own service; None for the first
+            device that supports every operation.
+        preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``: see
+            `nnapi.Compilation.set_preference`.
+        priority: ``"low"``, ``"medium"`` or ``"high"``. A shared service runs waiting runs of higher priority first.
         concurrency: Maximum number of simultaneous runs in the service, each with its own arrays, created on demand;
             None for the number of the service's CPUs. Further callers wait.
         polling_window: See `nnapi.Burst`.
-        timeout: Seconds that one run may take, including its wait for others; None for no limit, 0 for an immediate
-            answer only. Each run method also has its own limit. Setting up does not count. A WHILE may take as long,
-            but at most 15 seconds; 2 seconds without a limit.
-        open_timeout: Seconds that setting up may take: opening the session, including the start of its own service;
-            `bind`; and preparing a run, for instance with another burst or arrays for other shapes. None for no limit
-            unless `timeout` is given: then a minute, but to prepare a run one second or, if longer, `timeout`.
+        timeout: Default time limit of a run in seconds, including waits for other runs but not preparation; None for no
+            limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, at most 15 seconds, or 2
+            seconds if this is None.
+        open_timeout: Time limit in seconds for opening the session (with the start of its own service), for `bind`, and
+            for preparing a run, such as opening a burst or allocating arrays. If None, there is no limit without
+            `timeout`; with `timeout`, a minute for opening, and for a run `timeout` but at least a second.
         cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with `cache_key`
             for the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
         cache_key: 32 bytes, different for each model; None for a key made from the model.
-        cache_encrypt: True to encrypt cache files with the service's key, and to restore only such files. Needs
+        cache_encrypt: True to encrypt cache files with the service's key, and to restore only encrypted files. Needs
             ``cache_dir`` or ``cache_key``.
-        on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
-            ``"restart"``: runs under way get `DeadObject`; the next call starts the service or connects to it again,
-            within `open_timeout`, and compiles the model, or restores it from the cache. Opening a session restarts a
-            `service` that is dead, or dies meanwhile, at once. Executions of `bind` continue with their arrays,
-            except those with a state: the state is lost, and their calls get `DeadObject`. See `restarts`.
-        retry: Number of times that a run is repeated, within its timeout, after a death of the service, for models
-            without side effects. Then it raises `DeadObject`. A run with a state is never repeated.
+        on_death: ``"raise"``: after the service's death, all calls raise `DeadObject`. ``"restart"``: runs in progress
+            raise `DeadObject`; the next call restarts the service, or connects to it again, within `open_timeout`, and
+            compiles or restores the model. Opening a session restarts a dead `service`. Executions of `bind` continue
+            with their arrays, except executions with a state, which is lost: they raise `DeadObject`. See `restarts`.
+        retry: Number of times that a run is repeated after a death of the service, within its timeout, before it raises
+            `DeadObject`; for models without side effects. A run with a state is never repeated.
         sandbox: Sandbox of the session's own service, as for `launch`; None for the default.
 
     Raises:
         InvalidArgument: The model or an argument breaks a rule.
-        DeviceUnavailable: There is no such device, or the service could not start.
+        DeviceUnavailable: The device is unknown, or the service could not start.
         GeneralFailure: No device supports the model.
         MissedDeadline: Opening took too long.
 
@@ -193,7 +192,7 @@ class Session(OneProcess, Closing):
         opening = self._opening()
         try:
             opening.call(self._open, service, sandbox)
-        except DeadObject:  # it has died meanwhile: the opening restarts it
+        except DeadObject:  # the service has died: opening restarts it
             if service is None or not self._options.restarts:
                 raise
             opening.call(self._open, service, sandbox)
@@ -204,8 +203,7 @@ class Session(OneProcess, Closing):
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         self._spans = spans()
-        # A dropped session ends without waiting, as the collector may run in any thread. Its parts release their
-        # objects in the service by themselves.
+        # A dropped session ends without waiting: the collector may run in any thread.
         self._finalizer = weakref.finalize(self, self._pool.hang_up)
         self._finalizer.atexit = False
 
@@ -215,8 +213,8 @@ class Session(OneProcess, Closing):
             names = (FUNCTIONS,) if self._functions else devices_for(self._model, self._device)
             from ..service.process.forked import find_zygote
 
-            with contextlib.suppress(OSError, NNBurstError):  # the start of the service reports the error
-                find_zygote(names)  # the zygote imports modules while this process continues
+            with contextlib.suppress(OSError, NNBurstError):  # starting the service reports the error
+                find_zygote(names)  # imports modules in the background
         from .run.burst_pool import BurstPool
 
         with contextlib.ExitStack() as opened:
@@ -257,26 +255,26 @@ class Session(OneProcess, Closing):
         inputs: Mapping[str, npt.ArrayLike] = {},
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Copy the inputs in, run the model, and return copies of the outputs.
+        """Copy the inputs, run the model, and return copies of the outputs.
 
-        Any thread may call this. It waits while ``concurrency`` other runs are in progress.
+        Any thread may call `run`, which waits while ``concurrency`` other runs are in progress.
 
         Args:
             output_names: Outputs to return, in order; None or an empty list for all.
-            inputs: An array for each input, of exactly its dtype and shape (`get_inputs`); inputs with a default are
-                optional (`get_overridable_initializers`). A number, or a list of numbers, becomes an array of the
-                input's dtype if the dtype can represent them.
-            timeout: Seconds that this run may take; None for no limit. Default: the session's.
+            inputs: Arrays by name, of exactly the input's dtype and shape (see `get_inputs`). Inputs with a default
+                (see `get_overridable_initializers`) are optional. A number or list of numbers becomes an array of the
+                input's dtype if the dtype can represent all numbers.
+            timeout: Time limit of this run in seconds; None for no limit. By default, the session's.
 
         Returns:
             New arrays, one per name.
 
         Raises:
-            InvalidArgument: A name, dtype or shape is wrong; the message names the operand and the remedy.
-            BadState: The session is closed, or ``concurrency`` runs are interrupted by this signal handler or belong to
-                tasks of this thread's event loop.
+            InvalidArgument: A name, dtype or shape is wrong. The message names the input and a remedy.
+            BadState: The session is closed; or the wait would never end, because this thread's signal handler has
+                interrupted all ``concurrency`` runs, or they are tasks of this thread's event loop.
             DeadObject: The service has ended.
-            MissedDeadline: The run, or setting up for it (`open_timeout`), took too long.
+            MissedDeadline: The run or its preparation (see `open_timeout`) took too long.
         """
         if self._spans is not None and self._spans.wanted:
             with self._spans.of_run(self):
@@ -315,11 +313,11 @@ class Session(OneProcess, Closing):
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
         """Run the model without blocking the event loop of asyncio or Trio. The arguments are those of `run`.
 
-        Runs need no thread, but opening further bursts does. Any number of tasks may call this; up to ``concurrency``
-        runs are in progress at a time. Cancelling a task abandons its run, whose arrays are reused once it has ended.
+        Runs need no thread, except to open a burst. Any number of tasks may call `arun`; up to ``concurrency`` runs are
+        in progress at a time. Cancelling a task abandons its run, whose arrays stay in use until its end.
 
         Raises:
-            BadState: There is no event loop, or a case of `run`.
+            BadState: There is no event loop; or see `run`.
             NNBurstError: See `run`.
         """
         if self._spans is not None and self._spans.wanted:
@@ -330,7 +328,7 @@ class Session(OneProcess, Closing):
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
-        """Return the indexes of the named outputs; None for all outputs, as if no name is given."""
+        """Return the indexes of the named outputs; None, for all outputs, without names."""
         if isinstance(names, Mapping):
             raise InvalidArgument("output_names is a dict; inputs come second: session.run(None, inputs)")
         if isinstance(names, str):
@@ -354,12 +352,12 @@ class Session(OneProcess, Closing):
     ) -> Execution:
         """Return an execution with its own shared input and output arrays, for one step or several.
 
-        It keeps the session alive. Each run overwrites the outputs of the run before: copy the arrays that you keep.
-        Only one thread at a time may run it; a second one gets `BadState`. Executions do not wait for each other: an
-        execution whose burst is busy moves to a free burst, or opens another.
+        The execution keeps the session alive. Each run overwrites the last run's outputs. Only one thread at a time may
+        run an execution; other threads get `BadState`. Executions do not wait for each other: if the burst is busy, an
+        execution moves to a free burst, or opens another.
 
-        Its arguments are those of `nnapi.Burst.bind`, and so are its errors. The default timeout of runs is the
-        session's. Binding itself takes at most `open_timeout` seconds.
+        The arguments are those of `nnapi.Burst.bind`, with the same errors. The default timeout of runs is the
+        session's. `bind` takes at most `open_timeout` seconds.
         """
 
         def bound() -> Execution:
@@ -380,7 +378,7 @@ class Session(OneProcess, Closing):
         return self._opening().call(bound)
 
     def _opening(self) -> Deadline:
-        """Return the deadline for an opening that starts now."""
+        """Return the deadline for opening, from now."""
         return Deadline.after(self._options.open_limit)
 
     @overload
@@ -411,23 +409,21 @@ class Session(OneProcess, Closing):
         timeout: float | EllipsisType | None = ...,
         on_error: OnError = "raise",
     ) -> Generator[Any, None, None]:
-        """Run the model on many inputs, several at the same time. Yield a list of all outputs for each, in order.
+        """Run the model on many inputs, several at the same time. Yield a list of all outputs for each input, in order.
 
-        Four inputs or batches are in progress at a time. Their arrays are kept for later calls, also with other
-        shapes that fit; arrays are kept for the last four combinations of ranks.
+        Four inputs or batches are in progress at a time. Later calls reuse the arrays.
 
         Args:
-            inputs: Dicts of arrays by name, as for `run`. They are read while the service runs earlier ones.
-            batch: Rows per run, if every input's first dimension is symbolic. An element of `inputs` has one or more
-                rows, and its outputs have as many.
-            timeout: See `run`; it counts from the time when the service gets the run.
-            on_error: ``"raise"``: stop at the first wrong input or failed run, after the outputs of the inputs before
-                it. ``"return"``: yield the exception in place of the outputs, and continue. The message names the index
-                of the input either way.
+            inputs: Dicts of arrays by name, as for `run`. The iterable is read while the service runs earlier inputs.
+            batch: Rows (elements of the first dimension) per run, for models whose inputs all have a symbolic first
+                dimension. Each of the `inputs` has one or more rows, and its outputs have as many.
+            timeout: See `run`. The time begins when the service gets the run.
+            on_error: ``"raise"``: stop at the first wrong input or failed run, after all earlier outputs. ``"return"``:
+                yield the error in place of the outputs, and continue. Both messages contain the index of the input.
 
         Raises:
             InvalidArgument: An input is wrong, or the model cannot run batches.
-            DeadObject: The service has ended. Raised with either value of `on_error`.
+            DeadObject: The service has ended; also with ``on_error="return"``.
             NNBurstError: A run failed; see `run`.
         """
         if not isinstance(batch, int) or batch < 1:
@@ -442,7 +438,7 @@ class Session(OneProcess, Closing):
     def _lent_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
-        """Lend a ring of executions, which is kept for the next caller with arguments of the same form."""
+        """Lend a ring of executions, and keep it for arguments of the same form."""
         rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:
@@ -455,11 +451,11 @@ class Session(OneProcess, Closing):
     # ---- looking ---------------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
-        """Return names, shapes and types of the inputs that each run needs."""
+        """Return names, shapes and types of the required inputs."""
         return [node.user_view for node in self._compilation.inputs if not node.is_optional]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return names, shapes and types of the inputs that have a default and may be left out."""
+        """Return names, shapes and types of the inputs with a default, which callers can omit."""
         return [node.user_view for node in self._compilation.inputs if node.is_optional]
 
     def get_outputs(self) -> list[NodeArg]:
@@ -468,12 +464,12 @@ class Session(OneProcess, Closing):
 
     @property
     def compilation(self) -> Compilation:
-        """The compilation that the session runs, for use with `nnapi`."""
+        """The session's compilation, for use with `nnapi`."""
         return self._compilation
 
     @property
     def burst(self) -> Burst:
-        """The burst that was opened first. Runs that do not overlap all use it."""
+        """The burst that was opened first, which all runs use unless they overlap."""
         return self._pool.first
 
     @property
@@ -492,25 +488,25 @@ class Session(OneProcess, Closing):
         return self._pool.restarts
 
     def reopen(self) -> None:
-        """Restart a dead service now, before the next run. Does nothing while the service lives.
+        """Restart a dead service before the next run. Do nothing if the service runs.
 
         Raises:
             DeadObject: The restart failed, or the session was not opened with ``on_death="restart"``.
-            NNBurstError: As for a run that waits for the restart.
+            NNBurstError: As for a run after the service's death.
         """
         if not self._service.alive and not self._pool.recover(self._pool.first):
             raise DeadObject("the service is gone; open the session with on_death='restart' to have it started again")
 
     @property
     def stats(self) -> BurstStats:
-        """Counters of the client's end of all bursts."""
+        """The client's counters, summed over all bursts."""
         return self._pool.stats
 
     def latency(self) -> Latency:
         """Return the latency of this session's runs: p50, p99 and max in seconds, and histograms of its parts.
 
-        The latency is always measured, at negligible cost: in a fast loop one run in 256 is timed and stands for the
-        others, while runs that are not answered at once are all timed. Runs without a burst are not counted.
+        In a fast loop, one run in 256 is timed and represents the others; runs that wait for an answer are all timed.
+        Runs without a burst are not counted.
         """
         return self._pool.latency()
 
@@ -521,11 +517,11 @@ class Session(OneProcess, Closing):
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that one run may take by default, from the opening of the session; None for no limit."""
+        """Default time limit of a run in seconds; None for no limit."""
         return self._timeout
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle a session on a shared service as address, model and options; other sessions are refused."""
+        """Pickle a session on a shared service as address, model and options. Raises `InvalidArgument` for others."""
         if self._service.shared is None:
             return super().__reduce_ex__(protocol)
         from .pickled import of_session
@@ -550,13 +546,13 @@ class Session(OneProcess, Closing):
 
     def close(self) -> None:
         """Release the burst and the model, and end the session's own service. Idempotent."""
-        # The session's own service ends first, so that nothing waits for its unfinished work.
+        # The session's own service ends first: nothing then waits for unfinished work.
         self._leaving = self._leaving or Leaving(
             self._pool.refuse,
             self._pool.end_restart,
             self._owned.close if self._owned is not None else lambda: None,
             self._pool.close,
-            lambda: self._compilation.close(),  # the attribute is read late: a restart may replace it
+            lambda: self._compilation.close(),  # late: a restart may replace it
             self._runs.permits.forget,
             self._finalizer.detach,
         )

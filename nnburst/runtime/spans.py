@@ -1,4 +1,4 @@
-"""OpenTelemetry spans for the runs of a session, at no cost for programs without OpenTelemetry."""
+"""OpenTelemetry spans for the runs of a session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _inside: ContextVar[bool] = ContextVar("nnburst_inside_span", default=False)
 
 
 class Spans:
-    """Maker of spans for a session's runs, if the program's sampler wants them."""
+    """Maker of spans for a session's runs."""
 
     def __init__(self) -> None:
         self._trace = sys.modules["opentelemetry.trace"]
@@ -32,7 +32,7 @@ class Spans:
 
     @contextlib.contextmanager
     def of_run(self, session: Session) -> Iterator[None]:
-        """Wrap the run in the ``with`` block in a child of the current span."""
+        """Wrap a run, in a ``with`` block, in a child of the current span."""
         with self._tracer.start_as_current_span("nnburst.run", **self._about(session)):
             before = _inside.set(True)
             try:
@@ -41,7 +41,7 @@ class Spans:
                 _inside.reset(before)
 
     def of_many(self, session: Session, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Make a span for a generator's work. It is not the current span where values are consumed."""
+        """Wrap a generator in a span, which is not the current span of the generator's consumer."""
         with self._tracer.start_span("nnburst.run_many", **self._about(session)):
             yield from outcomes
 
@@ -60,7 +60,7 @@ class Spans:
 
 @contextlib.contextmanager
 def below(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Make the span of a request's ``traceparent`` header the current span in the ``with`` block.
+    """In a ``with`` block, make the span in a request's ``traceparent`` header the current span.
 
     Source: https://www.w3.org/TR/trace-context/
     """
