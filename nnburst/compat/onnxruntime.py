@@ -542,7 +542,7 @@ def install() -> None:
         return
     real, spec = sys.modules.get("onnxruntime"), find_spec("onnxruntime")
     stand_in = ModuleType("onnxruntime", __doc__)
-    # Keeps `find_spec` and `__path__` of the real package: packages check for it, and import `onnxruntime.transformers`.
+    # Keeps `find_spec` and `__path__` of the real package: users check for it, and import `onnxruntime.transformers`.
     vars(stand_in).update(globals(), __name__="onnxruntime", __spec__=spec or __spec__)
     stand_in.__path__ = (spec and spec.submodule_search_locations) or []
     if real is not None:
