@@ -1,4 +1,4 @@
-"""The process boundary: a service that hosts devices, and clients that see them as if they were local.
+"""Services, which run devices in other processes, and their clients.
 
-No public names: `nnburst.launch` and `nnburst.connect` open services. docs/internals/protocol.md has the protocol.
+`nnburst.launch` and `nnburst.connect` open services.
 """

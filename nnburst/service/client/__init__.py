@@ -1,1 +1,1 @@
-"""The client's side: devices of another process with the interface of local ones."""
+"""The client's side: devices in another process, with the interface of local devices."""

@@ -1,4 +1,4 @@
-"""A client's connection to a service, as `start_child` returns it."""
+"""A client's connection to a service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _open: dict[int, Connection] = {}
 
 
 class _Link:
-    """The connection that a `ServiceConnection` shares with its proxies; ends with the last of them."""
+    """The owner of a connection, which ends when the `ServiceConnection` and all its proxies are dropped."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -61,11 +61,11 @@ def _end_all() -> None:
 
 
 class _Apart:
-    """The connection for the client's own models. Opened at first use, and reopened after it has ended.
+    """A connection for models that the client brings, opened at its first use and again after it has ended.
 
     Args:
-        first: The connection that lists the devices that this one reaches.
-        dial: Opens another connection.
+        first: The connection that lists the devices.
+        dial: Function that opens another connection.
     """
 
     def __init__(self, first: Connection, dial: Callable[[], ServiceConnection]) -> None:
@@ -76,7 +76,7 @@ class _Apart:
         self._closed = False
 
     def place(self, name: str) -> Place:
-        """Return where a device is.
+        """Return the `Place` of a device.
 
         Raises:
             NNBurstError: The device cannot be reached.
@@ -105,31 +105,31 @@ def _same(place: Place) -> Place:
 
 
 class ServiceConnection(OneProcess, Closing):
-    """A client's view of a service. As a context manager, it closes itself at the end of the block.
+    """A client's view of a service. Context manager.
 
     Args:
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves. This object closes it.
         child: The service's process, if this process has to start it.
         timeout: Seconds that the service may take to answer the first message.
-        broker: Serves a worker's calls, if this process is its broker.
-        own: True if the connection is for models of this process, in a service that runs each client's models apart.
-        dial_own: Opens a connection for models of this process to the same service.
+        broker: Handler of the service's calls, if the service is a worker and this process its broker.
+        own: True for models of this process, in a service that runs each client's models in separate processes.
+        dial_own: Function that opens another connection to the service, with `own`.
 
     Raises:
         DeadObject: The other side closed the socket or died.
         MissedDeadline: The service did not answer in time.
-        GeneralFailure: The service speaks another version.
-        Exception: The start of the process failed.
+        GeneralFailure: The service speaks another protocol version.
+        Exception: The process could not be started.
     """
 
     devices: tuple[Device, ...]
-    """Proxies of the service's devices, in its order. They stay valid until the connection is closed."""
+    """Proxies of the service's devices, valid until the connection is closed."""
     pid: int
     """Process id of the service."""
     sandbox: Sandbox | None
-    """The service's sandbox; None if it reports none."""
+    """The service's sandbox; None if the service reports none."""
     faults: socket.socket | None
-    """The socket for orders to a service with fault points."""
+    """Socket for orders to the service's fault points, if any."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class ServiceConnection(OneProcess, Closing):
                 on_end=lambda: _open.pop(id(connection), None),
                 name="nnburst-client",
             )
-        except BaseException:  # no connection was made whose end could release these
+        except BaseException:  # no connection exists that would close the socket
             sock.close()
             raise
         try:
@@ -186,9 +186,9 @@ class ServiceConnection(OneProcess, Closing):
         return self.connection.alive
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, when the connection ends (at once if it has ended). Return a function that undoes it.
+        """Call `on_death` once, when the connection ends or if it has ended. Return a function that cancels the call.
 
-        `on_death` runs in a thread of the connection, which keeps a reference until the call.
+        `on_death` runs in a thread of the connection.
 
         Raises:
             BadState: This is a forked child.
@@ -209,7 +209,7 @@ class ServiceConnection(OneProcess, Closing):
         self.connection.wait_ended(LEAVING)
 
     def device(self, name: str) -> Device:
-        """Return the device of that name.
+        """Return a device by name.
 
         Raises:
             DeviceUnavailable: The service has no device of this name.
@@ -217,13 +217,13 @@ class ServiceConnection(OneProcess, Closing):
         return device_of(self.devices, name)
 
     def list_models(self, timeout: float | None = None) -> dict[str, str]:
-        """Return the names of the models that any client may open, each with the SHA-256 of its files, if any."""
+        """Return {name: SHA-256 of the files, or ""} of the models that any client may open."""
         reply: calls.ListModelsReply
         reply, _ = self.connection.call(calls.ListModels(), timeout=timeout)
         return dict(zip(reply.names, reply.digests, strict=False))
 
     def withdraw(self, name: str) -> None:
-        """Have a worker stop serving a named model. For a broker."""
+        """Ask a worker to stop serving a named model."""
         self.connection.call(calls.WithdrawModel(name))
 
     def publish(
@@ -235,15 +235,15 @@ class ServiceConnection(OneProcess, Closing):
         batch: int = 1,
         batch_wait: float = 0.0,
     ) -> None:
-        """Have a worker compile a model and serve it under a name to all clients. For a broker.
+        """Ask a worker to compile a model and serve it by name to all clients.
 
         Args:
-            name: The name, not empty. Open sessions on the previous model of this name keep it.
+            name: Name, not empty. Open sessions keep the previous model of this name.
             device: A device of this connection.
             imported: The model as the device read it, with its files as pools.
             digest: SHA-256 of the files.
             batch: Maximum number of rows in a run that joins several requests.
-            batch_wait: Seconds that a request waits for others to join, if its session's preference allows that.
+            batch_wait: Seconds that a request waits for others to join, if its session's preference allows waiting.
 
         Raises:
             NNBurstError: See `Device.prepare_model`; the previous model of this name is still served.
@@ -256,9 +256,9 @@ class ServiceConnection(OneProcess, Closing):
         self.connection.call(message, fds)
 
     def close(self) -> None:
-        """End the connection, and release all that it owns in the service and in this process. Idempotent.
+        """End the connection and release its objects in the service. A child service ends, too. Idempotent.
 
-        A child service ends and is reaped. In a forked child, only the copies of the descriptors are closed.
+        In a forked child, only the copies of the descriptors are closed.
         """
         if self._apart is not None:
             self._apart.close()
@@ -276,10 +276,10 @@ def connect_to(
     Args:
         address: The service's name, or ``unix:`` and the path of its socket.
         timeout: Seconds that the service may take to answer; None for no limit.
-        trust_uid: Trusted users besides this process's own and root: services of other users are refused.
+        trust_uid: Users whose services are trusted, besides this process's user and root.
 
     Raises:
-        DeviceUnavailable: No service runs there, it does not serve this user, or the user who runs it is not trusted.
+        DeviceUnavailable: No service runs there, the service does not serve this user, or its user is not trusted.
         InvalidArgument: The address is malformed.
         MissedDeadline: The service did not answer in time.
     """
@@ -287,7 +287,7 @@ def connect_to(
     def connect(own: bool = False) -> ServiceConnection:
         sock = dial(address, None, trust_uid)
         try:
-            # No pidfd: with a service manager the socket was made by another process than the one that serves it.
+            # No pidfd: a service manager may have made the socket that the service's process serves.
             return ServiceConnection(sock, timeout=None, own=own, dial_own=None if own else dial_own)
         except DeadObject as error:
             why = str(error).partition(TOLD)[2] or "it closed the connection before it served"
@@ -318,10 +318,10 @@ def order(
 
     Raises:
         DeviceUnavailable: No service runs there, or the service ended.
-        InvalidArgument: The service belongs to another user and this process is not root's, or it has no such model
-            files.
+        InvalidArgument: This process's user is neither the service's user nor root, or the service has no files of
+            the model.
         MissedDeadline: The service did not answer in time.
-        NNBurstError: The model cannot be compiled; the previous one is still served.
+        NNBurstError: The model cannot be compiled; the previous model is still served.
     """
     call, deadline = calls.CALL_BY_REQUEST[type(message)], Deadline.after(timeout)
     with dial(address, deadline.left(), trust_uid) as sock:

@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from ...memory.memory import Memory
 
 _GRACE = 0.025
-"""Seconds that this side waits beyond the deadline of the device."""
+"""Seconds that this side waits for an answer after the device's deadline."""
 _SHORT = 10.0
 """Time limit of a call with hardly any work, in seconds."""
 
 
 class Place(NamedTuple):
-    """The place of a device in a service.
+    """The address of a device in a service.
 
     Attributes:
         connection: The connection to the device's process.
         callbacks: The connection's registry of callbacks.
-        keep: The owner of the connection, which ends with it.
+        keep: The owner of the connection; the connection ends when the owner is dropped.
         number: The device's number on the connection.
     """
 
@@ -89,7 +89,7 @@ class _Remote(Closing):
         return self._number
 
     def close(self) -> None:
-        """Release the object in the service. Idempotent; has no effect after the service's end or in a fork."""
+        """Release the object in the service. Idempotent; has no effect after the service's end or in a forked child."""
         if not self._finalizer.alive:
             return
         try:
@@ -97,7 +97,7 @@ class _Remote(Closing):
         except (BadState, DeadObject, MissedDeadline):
             pass  # the service has ended, or is busy and releases the object later
         except BaseException:
-            self._finalizer()  # the release may not have been sent when the interrupt came; a second one does no harm
+            self._finalizer()  # the interrupted release may not have been sent; a second release does no harm
             raise
         self._finalizer.detach()
 
@@ -107,7 +107,7 @@ class RemoteDevice(DescribedDevice):
 
     Args:
         info: The device's description.
-        place: Returns the current place of the device.
+        place: Function that returns the device's current `Place`.
     """
 
     def __init__(self, info: DeviceInfo, place: Callable[[], Place]) -> None:
@@ -119,7 +119,7 @@ class RemoteDevice(DescribedDevice):
 
     @property
     def status(self) -> DeviceStatus:
-        """The device's readiness for work; OFFLINE once the service has ended."""
+        """The device's status; OFFLINE once the service has ended."""
         at = self.place()
         try:
             reply, _ = at.connection.call(calls.GetDeviceStatus(device=at.number), timeout=_SHORT)
@@ -177,7 +177,7 @@ class RemoteDevice(DescribedDevice):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> RemoteBuffer:
-        """Have the service allocate a buffer; see `Device.allocate`."""
+        """Allocate a buffer in the service; see `Device.allocate`."""
         at = self.place()
         named = {role.model_index for role in (*input_roles, *output_roles)}
         numbers = []
@@ -234,8 +234,8 @@ class RemotePreparedModel(_Remote, PreparedModel):
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once, without a burst, and wait for the result.
 
-        If the service does not answer shortly after the deadline, this side returns MISSED_DEADLINE_TRANSIENT; the
-        service may still write to the outputs then.
+        If the service does not answer soon after the deadline, the result is MISSED_DEADLINE_TRANSIENT. The service may
+        still write to the outputs later.
 
         Raises:
             DeadObject: The service died.
@@ -263,7 +263,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         duration_ns: int = 0,
         on_end: Callable[[], None] | None = None,
     ) -> RemoteFenced:
-        """Have the service wait for fences and run; see `PreparedModel.execute_fenced`.
+        """Start an execution in the service that waits for fences; see `PreparedModel.execute_fenced`.
 
         Raises:
             DeadObject: The service died.
@@ -286,7 +286,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> RemoteBurstContext:
-        """Have the service serve a burst on this model. The service also limits the burst's polling.
+        """Open a burst on this model. The service polls 10 ms at most.
 
         Raises:
             NNBurstError: The service answered with this error.
@@ -311,7 +311,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         return RemoteBurstContext(self._place, reply, callback)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, from a thread of the connection, when the service ends (at once if it has ended)."""
+        """Call `on_death` once, in a thread of the connection, when the service ends or if it has ended."""
         return self.connection.link_to_death(on_death)
 
     @property
@@ -351,7 +351,7 @@ class RemoteBurstContext(_Remote, BurstContext):
         return str(reply.reason)
 
     def free_memory(self, slot: int) -> None:
-        """Have the service forget the memory behind a slot.
+        """Release the memory behind a slot in the service.
 
         Raises:
             DeadObject: The service died.
@@ -375,7 +375,7 @@ def _answer_timeout(deadline: Deadline) -> float | None:
 def _create(
     connection: Connection, message: Message, fds: Sequence[int] = (), timeout: float | None = None
 ) -> tuple[Any, FdBundle]:
-    """Make a call whose answer names a new object. An answer that comes after the time limit releases the object."""
+    """Make a call that creates an object. If the answer comes after the time limit, release the object."""
     return connection.call(message, fds, timeout=timeout, on_late=partial(_forget_late, connection))
 
 
@@ -387,7 +387,7 @@ def _forget_late(connection: Connection, reply: Message) -> None:
 
 
 def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
-    """Return dimensions that a message can carry, unchanged; others would end the connection."""
+    """Return dimensions. Raises `InvalidArgument` if they do not fit in 32 bits, as a message requires."""
     if any(not 0 <= size < 2**32 for size in dimensions):
         raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")
     return tuple(dimensions)

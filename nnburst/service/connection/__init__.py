@@ -1,1 +1,1 @@
-"""A connection between client and service: its owner thread, calls in both directions, the peer's death."""
+"""A connection between client and service, with calls in both directions."""

@@ -1,4 +1,4 @@
-"""The calls that a service makes: for the memory behind a burst's slot and, if it is a worker, about its clients."""
+"""The client's handler of the calls that a service makes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallbackRegistry:
         return number
 
     def on_ending(self, message: calls.EndNotice, fds: FdBundle) -> calls.Done:
-        """Have every later call, or every later run of one burst, report the reason of the end."""
+        """Store the reason why the service or one burst ends, which later calls or runs report."""
         if not message.callback:
             if self._broker is not None:
                 self._broker.leaving()
@@ -45,7 +45,7 @@ class CallbackRegistry:
         return calls.Done()
 
     def on_get_memories(self, message: calls.GetMemories, fds: FdBundle) -> tuple[calls.GetMemoriesReply, FdBundle]:
-        """Ask the callback for memories. The reply has all of them or none."""
+        """Ask a callback for memories, and return all of them or none."""
         callback = self._callbacks.get(message.callback)
         if callback is None:
             return calls.GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()

@@ -1,16 +1,13 @@
 """Jobs that threads, signal handlers and finalisers give to the one thread that owns a connection.
 
-A signal handler may interrupt the main thread between any two steps. It may raise there, or make a call itself and
-wait for the answer. A finaliser runs in any thread, whatever locks that thread holds. So the threads that use a
-connection touch no part of it: they post a job, and the connection's owner does it.
+A signal handler may interrupt the main thread between any two steps, and may raise or make a call there. A finaliser
+may run in any thread, even while the thread has a lock. So the threads that use a connection do not change it: they
+post jobs to the thread that owns the connection.
 
-Posting is one append to a deque, which is atomic in the interpreter, and one write to an eventfd. The owner is not
-the main thread, so no signal handler interrupts it, and its code needs no locks. The owner must not wait for an
-answer; a finaliser that the collector runs in the owner only posts.
+Posting is one append to a deque, which is atomic in the interpreter, and one write to an eventfd. No signal handler
+interrupts the owner, so its code needs no locks. The owner must not wait for an answer.
 
-There is one exception: a worker thread sends its answer itself (see `outbox`).
-
-Once the owner has ended, the thread that posts does the job itself; the job then only reports the end.
+After the owner's end, the posting thread does the job itself. The job then only reports the end.
 """
 
 from __future__ import annotations
@@ -38,9 +35,9 @@ class Mailbox:
         return self._bell.fds[0]
 
     def post(self, job: Job) -> None:
-        """Have the owner do a job, in the order of posting. May be called from anywhere; never waits."""
+        """Give the owner a job, without waiting. Any thread, signal handler or finaliser may call it."""
         self._jobs.append(job)
-        bell = self._bell  # this reference keeps the descriptor open: its number stays taken
+        bell = self._bell  # this reference keeps the descriptor open, so that its number is not reused
         if bell is None:
             self._do_all()
         else:
@@ -61,12 +58,12 @@ class Mailbox:
             job()
 
     def end(self) -> None:
-        """Note that the owner ends: later jobs are done at once, by the thread that posts them."""
+        """Do the remaining jobs at the owner's end. The posting threads do later jobs."""
         self._bell = None
         self._do_all()
 
     def abandon(self) -> None:
-        """Drop all jobs, now and later: this is a forked child."""
+        """Drop all jobs, because this is a forked child."""
         self._jobs = deque()
         if self._bell is not None:
             self._bell.close()

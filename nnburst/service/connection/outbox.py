@@ -20,21 +20,19 @@ _FIRST_LOOK = 0.001
 """Seconds until the first check whether an answer was received; each later wait is twice as long."""
 _LAST_LOOK = 0.5
 _RETRY = 0.05
-"""Seconds between two tries to send when the kernel has no room."""
+"""Seconds until the next try to send a message that the kernel has refused."""
 
 
 class Outbox:
-    """A queue of messages that the socket cannot take yet. It belongs to the connection's owner (see `mailbox`).
+    """A queue of messages that the socket cannot take yet. Only the connection's owner uses it (see `mailbox`).
 
-    A worker thread sends its answer itself with `send_now`, without waiting for the owner: an answer is one datagram,
-    and answers need no order. The main thread never sends: if a signal handler raised there, this process could not
-    know whether a call was sent. A lock keeps the owner from closing the socket during `send_now`, as another file
-    could get the socket's number at once. No thread waits while it has the lock.
+    As an exception, worker threads send answers with `send_now`, because answers need no order. The main thread never
+    sends: if a signal handler raised, the process would not know whether a call was sent. A lock keeps the owner from
+    closing the socket during `send_now`, because another file could get the socket's number.
 
-    The kernel limits descriptors in flight per user, over all processes, and counts the memory behind them for no
-    user. So the owner sends answers with descriptors one at a time: each stays charged until it is received, and then
-    the next is sent. `unread_bytes` gives the kernel's count of unread bytes: an answer has been received once that
-    count is below the size of this answer and all later ones.
+    The kernel limits each user's descriptors in flight, but charges the memory behind them to no user. So the owner
+    sends one answer with descriptors at a time, and charges it to the client until the client has received it. The
+    client has received an answer when the unread bytes (`unread_bytes`) are fewer than the bytes sent since.
 
     Args:
         sock: A non-blocking socket, closed by `close`.
@@ -57,7 +55,7 @@ class Outbox:
         self.send_timeout = send_timeout
 
     def send_now(self, message: Outgoing) -> bool:
-        """Send an answer without descriptors from a worker thread; return False if the owner has to."""
+        """Send an answer without descriptors from a worker thread. Return False if the owner has to send it."""
         with self._sending:
             if self._ended or self._messages:
                 return False
@@ -71,7 +69,7 @@ class Outbox:
     # -- the owner -----------------------------------------------------------------------------------------------------
 
     def put(self, message: Outgoing) -> None:
-        """Queue a message; it is dropped once the connection has ended."""
+        """Queue a message, or drop it if the connection has ended."""
         if self._ended:
             message.close()
         else:
@@ -86,7 +84,10 @@ class Outbox:
             self._messages.remove(message)
 
     def send(self) -> tuple[Outgoing, NNBurstError] | None:
-        """Send as many messages as the socket takes. Return a message that can never be sent; then call again."""
+        """Send as many messages as the socket takes.
+
+        If a message can never be sent, return it and its error. The caller then calls `send` again.
+        """
         self.is_full = False
         self._settle()
         while self._messages and not (self._messages[0].n_fds and self._unread):
@@ -117,7 +118,7 @@ class Outbox:
             self._sent += message.size
 
     def _may_retry(self, error: ResourceExhausted) -> bool:
-        """Return True if a later try may succeed: other processes may have taken the room in the kernel."""
+        """Return True if a later try may succeed, because other processes may free kernel memory."""
         now = time.monotonic()
         if self._refused_since == math.inf:
             self._refused_since = now
@@ -158,7 +159,7 @@ class Outbox:
         """Wait until the peer has received the last answer with a descriptor, or has closed its end.
 
         Args:
-            is_closed: Returns True once this side is closed, which ends the wait.
+            is_closed: Function that returns True once this side is closed, which ends the wait.
         """
         pause = _FIRST_LOOK
         while self._unread is not None and not is_closed():
@@ -172,7 +173,7 @@ class Outbox:
             self._messages.popleft().close()
 
     def close(self) -> None:
-        """Close the socket, and any sockets in messages that this side has not received."""
+        """Close the socket. Sockets in unread messages are closed with it."""
         if self._unread is not None:
             self._unread[0].close()
         with self._sending:

@@ -1,7 +1,7 @@
 """Calls that this side has made and that wait for their answers.
 
-Everything here belongs to the owner of the connection (see `mailbox`), except for one step: `PendingCall.give_up` and
-`PendingCall.finish` decide whether the caller or the owner gets the answer.
+Only the owner of the connection changes calls (see `mailbox`). `PendingCall.give_up` in the caller and
+`PendingCall.finish` in the owner decide which thread gets the answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..wire.packets import FdBundle, Kind, Outgoing
 from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
 
 MAX_PENDING = 128
-"""Calls that one side may have in flight; the other side tolerates twice as many, then ends the connection."""
+"""Maximum number of calls in flight. At twice as many, the other side ends the connection."""
 _MOST_UNATTENDED = 64
-"""Maximum number of calls in flight when a call without a waiting caller is added: the rest is for callers."""
+"""Number of calls in flight from which only calls with a waiting caller are sent."""
 
 
 class PendingCall:
@@ -27,7 +27,7 @@ class PendingCall:
 
     Args:
         message: The request.
-        fds: Descriptors that go with it.
+        fds: Descriptors of the request.
         on_late: Called with the reply if no caller takes it.
         on_failure: Called with the error if no caller takes it.
     """
@@ -57,7 +57,7 @@ class PendingCall:
     # -- the caller ----------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the answer; return False after `timeout` seconds. Must be called once only."""
+        """Wait for the answer; return False after `timeout` seconds. Call it only once."""
         return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
     def give_up(self) -> bool:
@@ -131,11 +131,11 @@ class PendingCalls:
         self._unattended: deque[PendingCall] = deque()
 
     def add(self, pending: PendingCall, *, is_attended: bool) -> None:
-        """Add a call to the queue of calls that wait for room."""
+        """Add a call to the queue of unsent calls."""
         (self._attended if is_attended else self._unattended).append(pending)
 
     def admit(self) -> Iterator[PendingCall]:
-        """Number the queued calls for which there is room now, and yield them."""
+        """Number and yield the queued calls that may be sent now."""
         waiting: list[PendingCall] = []
         while self._attended and len(self._by_number) < MAX_PENDING:
             pending = self._attended.popleft()

@@ -28,11 +28,10 @@ _END = -1
 
 
 class Workers:
-    """Runs jobs on at most `limit` daemon threads, started as needed. One thread, the owner, uses this object.
+    """Daemon threads that run jobs, at most `limit`, started as needed. Only the connection's owner uses this object.
 
-    The waiting job of the highest rank runs next; jobs of equal rank run in order.
-
-    The threads are daemons, because a job in a device that never returns must not keep the process alive.
+    The waiting job of the highest rank runs next; jobs of equal rank run in order. A job that never returns does not
+    keep the process alive.
     """
 
     def __init__(self, limit: int, name: str) -> None:
@@ -50,7 +49,7 @@ class Workers:
             rank: Rank of the job, 0 or more.
 
         Raises:
-            ResourceExhausted: The system has no thread, and none is running; the job is dropped.
+            ResourceExhausted: No thread is running, and the system cannot start one. The job is dropped.
         """
         if len(self._threads) < min(under_way, self._limit):
             try:
@@ -69,7 +68,7 @@ class Workers:
             self._put(_END, None)
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait for the other threads to end. A thread never waits for itself."""
+        """Wait until all threads but the calling one have ended. Return False at the deadline."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(deadline.left())
@@ -90,14 +89,11 @@ class Workers:
 
 
 class ConnectionEnds(DeadObject):
-    """Raised by a handler when the connection is ending. No answer is sent: the peer learns the reason of the end."""
+    """The error of a call whose connection is ending. The call gets no answer."""
 
 
 class ServedCalls:
-    """Counter of the peer's calls in progress. It is bounded, so that messages cannot fill this process's memory.
-
-    A call is in progress until its answer is made; `enter` also gets the number of answers that wait to be sent.
-    """
+    """Counter of the peer's calls in progress, with a limit, so that messages cannot fill this process's memory."""
 
     def __init__(self) -> None:
         self.count = self._fds = 0
@@ -125,7 +121,7 @@ class ServedCalls:
             self._has_long = self._has_long or is_long
 
     def leave(self, n_fds: int = 0, is_long: bool = False) -> None:
-        """Stop counting a request: its answer is made."""
+        """Stop counting a request whose answer is ready."""
         with self._lock:
             self.count -= 1
             self._fds -= n_fds
@@ -133,17 +129,17 @@ class ServedCalls:
 
 
 class Serving:
-    """Serves the calls of one connection. The connection's owner passes them in.
+    """The server of one connection's calls, which the connection's owner passes in.
 
     Args:
         side: The end that serves the calls.
-        handler: Object with the methods that the rows of `CALLS` name for this side. Optional methods: `admit(call)` is
-            called before each call, `rank(message)` orders calls that wait, and `charge_answer(nbytes, n_fds)` charges
-            an answer that the client does not receive at once, and returns a function that gives the charge back.
-        workers: Threads for calls that do not compute, then threads for those that do.
-        outbox: Sends the answers.
+        handler: Object with the methods that `CALLS` names for this side. Optional methods: `admit(call)` runs before
+            each call, and `rank(message)` orders waiting calls. `charge_answer(nbytes, n_fds)` charges an answer until
+            the client has received it, and returns a function that releases the charge.
+        workers: Threads for calls that do not compute, and threads for calls that do.
+        outbox: Queue of the answers.
         mailbox: The owner's mailbox, for answers that the owner has to send.
-        break_off: Ends the connection for a given reason, because the peer breaks the protocol. Called by the owner.
+        break_off: Function that ends the connection for a given reason, if the peer breaks the protocol.
     """
 
     def __init__(
@@ -169,10 +165,10 @@ class Serving:
     # -- the owner -----------------------------------------------------------------------------------------------------
 
     def accept(self, packet: Packet) -> None:
-        """Have a worker thread serve a request.
+        """Pass a request to a worker thread.
 
         Raises:
-            Malformed: The message is not a request, or there are too many.
+            Malformed: The message is not a request, or there are too many requests.
         """
         call, message = calls.decode_request(packet.body, self._side)
         number, fds = packet.call_id, packet.fds
@@ -196,7 +192,7 @@ class Serving:
             self._outbox.put(refusal(number, error))
 
     def refuse(self, number: int, error: NNBurstError) -> None:
-        """Answer a request that could not be received whole."""
+        """Answer a request whose descriptors were lost with an error."""
         self._served.enter(waiting=self._outbox.answers)
         self._served.leave()
         self._outbox.put(refusal(number, error))
@@ -209,7 +205,7 @@ class Serving:
     # -- the workers ---------------------------------------------------------------------------------------------------
 
     def _serve(self, call: calls.Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
-        """Return the answer, which owns its descriptors; None if the connection has to end."""
+        """Serve a call, and return the answer, which owns its descriptors; None if the connection has to end."""
         fds = FdBundle()
         try:
             if self._admit is not None:
@@ -231,7 +227,7 @@ class Serving:
         return Kind.ERROR, calls.encode(calls.error_reply(failure)), FdBundle()
 
     def _answer(self, number: int, kind: Kind, body: bytes, fds: FdBundle) -> None:
-        """Send the answer of a call, if one is wanted. Blocks until the client has room for the answer."""
+        """Send the answer of a call, if one is wanted. Block until a charged answer is received or dropped."""
         if not number:
             fds.close()
             return

@@ -1,9 +1,8 @@
-"""A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
+"""A connection: calls in both directions over one SOCK_SEQPACKET socket.
 
-Any thread may call. One thread owns the connection (`mailbox` explains why): it sends, receives, completes calls and
-ends the connection. It hands the peer's calls to a few worker threads, which send the answers, so a long
-`prepare_model` delays no other call. However a connection ends, `_finish` runs once: it fails pending calls, then
-calls every death listener once, then `on_end`.
+Any thread may call. One thread owns the connection (see `mailbox`): it sends, receives and completes calls. Worker
+threads serve the peer's calls and send the answers, so that a long `prepare_model` delays no other call. At the
+connection's end, `_finish` fails pending calls, then calls each death listener, then `on_end`.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ _log = logging.getLogger(__name__)
 SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its answers is disconnected."""
 TOLD = "the service ended: "
-"""The beginning of a reason that the other side gave, which says more than its exit status."""
+"""Beginning of a reason for the end that the other side has sent."""
 WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for busy handlers."""
 
 
 def _ending(status: int | None) -> Ending | None:
-    """Return how a process ended; None if unknown."""
+    """Return the `Ending` for a process's exit status; None for None."""
     if status is None:
         return None
     if status >= 0:
@@ -66,12 +65,12 @@ class Connection:
 
     Args:
         sock: A connected SOCK_SEQPACKET socket; the connection owns it.
-        side: The kind of this end, which decides the calls that it serves.
+        side: This end, client or service, which decides the calls that it serves.
         handler: See `Serving`.
         peer_pidfd: A pidfd of the peer's process, if known. The connection owns it.
-        child: The peer's process, if this end has to start it. The thread that owns the connection starts it, because
-            the kernel ends a child together with the thread that started it.
-        workers: The maximum number of computing calls, and of other calls, that are served at the same time.
+        child: The peer's process, if this end has to start it. The owner thread starts the process, because the kernel
+            ends a child together with the thread that started the child.
+        workers: Maximum number of computing calls, and of other calls, that are served at the same time.
         send_timeout: Seconds after which a peer that does not read its answers is disconnected.
         on_end: Called once, after all death listeners.
         peer: Name of the peer, for the log.
@@ -100,11 +99,11 @@ class Connection:
         self._calls = PendingCalls()
         self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
-        """Set once the peer has been launched, or to the error of the launch."""
+        """Completed when the peer is launched, or with the error of the launch."""
         self._closed = self._ended = self._abandoned = False
-        """True after `close`, once the connection has ended, and in a forked child."""
+        """True after `close`, after the connection's end, and in a forked child, respectively."""
         self._leave_by = math.inf
-        """The time limit of closing; it has passed if the answer to a release is overdue."""
+        """Time by which closing ends. A release that is not answered in time sets it to the present."""
         self._farewell: PendingCall | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
         self._stop_reason = ""
@@ -115,11 +114,13 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Launch the peer, if this end has to, and start to read. Must be called once only.
+        """Launch the peer, if this end has to, and start the owner thread. Call it only once.
+
+        After an error, the caller closes the connection.
 
         Raises:
-            ResourceExhausted: The system has no thread for the connection. The caller closes the connection.
-            Exception: The peer's launch failed. The caller closes the connection.
+            ResourceExhausted: The system cannot start a thread.
+            Exception: The peer could not be launched.
         """
         start(self._thread, "a connection")
         self._launched.result()
@@ -144,7 +145,9 @@ class Connection:
         self._mailbox.post(partial(self._note, reason))
 
     def hang_up(self, farewell: Message | None = None) -> None:
-        """Start to end the connection, without waiting. May be called from anywhere; later calls are refused.
+        """Start to end the connection, without waiting, and refuse later calls.
+
+        Any thread, signal handler or finaliser may call it.
 
         Args:
             farewell: A last call. The connection ends at its answer, or at the time limit of closing.
@@ -157,8 +160,7 @@ class Connection:
         """Call `hang_up` and wait for the threads. Idempotent. An interrupt ends the wait; the connection still ends.
 
         Returns:
-            False if a thread (a handler or listener that does not return) was still busy after `timeout` seconds. The
-            default is a little more than the time limit of closing.
+            False if a handler or listener was still busy after `timeout` seconds (default 3).
         """
         if self._abandoned:
             return True
@@ -172,7 +174,7 @@ class Connection:
         return self.wait_ended(deadline.left()) and self._join_workers(deadline)
 
     def linger(self) -> None:
-        """Wait until the peer has received all answers, or this side closes. For use in `on_end`; see `Outbox`."""
+        """Wait until the peer has received all answers, or this side closes. For use in `on_end`."""
         self._outbox.linger(lambda: self._closed)
 
     def abandon(self) -> None:
@@ -200,9 +202,9 @@ class Connection:
             raise self.ending.error(self.ending.reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` once, when the connection ends (at once if it has ended). Return a function that undoes it.
+        """Call `listener` once, when the connection ends or if it has ended. Return a function that cancels the call.
 
-        The listener runs in a thread of the connection, which keeps a reference until the call.
+        `listener` runs in a thread of the connection.
         """
         if self._abandoned:
             self.check_usable()
@@ -225,9 +227,9 @@ class Connection:
 
         Args:
             message: The request.
-            fds: Descriptors to send along; the caller keeps and closes its own copies.
-            timeout: Seconds for the whole call; with None only `Deadline.call` limits it.
-            on_late: Called (in the owner) with a reply that comes after this call has given up.
+            fds: Descriptors to send; the caller still owns them.
+            timeout: Seconds for the whole call; None for no limit but that of `Deadline.call`.
+            on_late: Called in the owner thread with a reply that comes too late.
 
         Returns:
             The reply and its descriptors.
@@ -260,9 +262,9 @@ class Connection:
         return given_up
 
     def release(self, message: Message) -> None:
-        """Have the other side release an object, and wait for the answer, within the time limit of closing.
+        """Release an object of the other side, and wait for the answer at most for the time limit of closing.
 
-        Raises the same errors as `call`; the release then happens later, or with the connection.
+        Raises the same errors as `call`. After an error, the other side may release the object later.
         """
         self.check_usable()
         pending = PendingCall(message, on_late=self._answers_again)
@@ -283,12 +285,12 @@ class Connection:
         fds: Sequence[int] = (),
         on_failure: Callable[[NNBurstError], None] = lambda error: None,
     ) -> None:
-        """Make a call without waiting for its answer. Safe anywhere; in finalisers, only without descriptors.
+        """Make a call without waiting for its answer. Finalisers may call it, too, but without descriptors.
 
         Args:
             message: The request, mostly a release.
-            fds: Descriptors to send along; the caller keeps and closes its own copies.
-            on_failure: Called (in the owner) with the error, if the call fails.
+            fds: Descriptors to send; the caller still owns them.
+            on_failure: Called in the owner thread with the error, if the call fails.
 
         Raises:
             ResourceExhausted: The descriptors cannot be copied.
@@ -334,7 +336,7 @@ class Connection:
             self._launched.set_exception(error)
 
     def _note(self, reason: str) -> None:
-        """Note the reason why the connection has to end. The first reason counts."""
+        """Store the reason why the connection has to end. The first reason counts."""
         self._stop_reason = self._stop_reason or reason
 
     def _serve_until_end(self) -> None:
@@ -372,7 +374,7 @@ class Connection:
             self._drop("the peer does not read its socket")
 
     def _drop(self, reason: str) -> None:
-        """End the connection because the peer broke a rule, and log the reason for the peer's author."""
+        """End the connection because the peer broke the protocol, and log the reason."""
         self._note(reason)
         self._serving.part(self._stop_reason)
         _log.warning("%s is disconnected: %s", self._peer, reason)
@@ -447,7 +449,7 @@ class Connection:
             pending.fail(error)
 
     def _withdraw(self, pending: PendingCall) -> None:
-        """Withdraw a call whose caller has given up. A request that was sent still counts until it is answered."""
+        """Withdraw a call whose caller no longer waits. A request that was sent still counts until it is answered."""
         if not pending.is_sent:
             self._calls.remove(pending)
             if pending.outgoing is not None:

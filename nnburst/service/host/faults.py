@@ -1,10 +1,8 @@
-"""Fault points: places where a service can be made to fail, if it was launched with them.
+"""Fault points: places in a service's code where a client can cause faults, for tests.
 
-The client writes orders (`Order`) to a socket, and each order carries one end of another socket. A thread that passes
-a point first reads the new orders, so an order holds for every later call, and no extra thread is needed. Before a
-fault happens it is reported on the order's socket; the client withdraws the order by sending one byte there.
-
-A service without fault points does not load this module.
+The client sends each `Order` over a socket, with one end of another socket. A thread that reaches a fault point first
+reads new orders, so an order affects every later call. The service reports a fault on the order's socket before the
+fault happens. To withdraw an order, the client sends one byte on the order's socket.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         skip: Number of times that the point is passed before the fault happens.
-        number: The seconds of a delay, the exit status, or the signal's number.
+        number: Seconds of a delay, exit status, or number of a signal.
     """
 
     point: Point
@@ -63,7 +61,7 @@ class _Armed:
         self._sock = sock
 
     def report(self) -> None:
-        """Report to the client that the fault happens now."""
+        """Report to the client that the fault is about to happen."""
         with contextlib.suppress(OSError):  # the client has closed its socket
             self._sock.send(b"!", socket.MSG_NOSIGNAL)
 
@@ -75,7 +73,7 @@ class _Armed:
             return False
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the order is withdrawn, at most for a number of seconds."""
+        """Wait until the order is withdrawn, at most `seconds`."""
         end = None if seconds is None else time.monotonic() + seconds
         ready([self._sock.fileno()], seconds)
         if not self.withdrawn():
@@ -89,7 +87,7 @@ class FaultPoints:
     """The orders of a client.
 
     Args:
-        sock: The socket that the orders come from. This object closes it.
+        sock: Socket from which orders are read. This object closes it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -99,13 +97,13 @@ class FaultPoints:
         self._armed: list[_Armed] = []
 
     def admit(self, call: Call) -> None:
-        """Pass the fault point, if any, of a call that the service is about to serve."""
+        """Carry out the orders for a call that the service is about to serve."""
         point = _CALLS.get(call.request)
         if point is not None:
             self.reach(point)
 
     def wrap(self, prepared: PreparedModel) -> PreparedModel:
-        """Return a model that passes the point "run" before each run of the given model."""
+        """Return a model that reaches the point "run" before each run of `prepared`."""
         return FaultyModel(prepared, self)
 
     def reach(self, point: Point) -> None:
@@ -146,7 +144,7 @@ _CALLS: Mapping[type[Message], Point] = {
     PrepareModelFromCache: "restore",
     ConfigureBurst: "burst",
 }
-"""The fault point of each call. Executions pass the point "run" when they run."""
+"""Fault point of each call. Executions reach the point "run"."""
 
 
 # ---- the faults ---------------------------------------------------------------------------------------------
@@ -172,7 +170,7 @@ _ACTS: Mapping[Act, Callable[[_Armed], object]] = {
 
 
 class FaultyModel(WrappedModel):
-    """A model of a service with fault points: each run passes the point "run", and each request is bound anew."""
+    """A model whose runs reach the fault point "run", and whose requests are bound anew for each run."""
 
     def __init__(self, inner: PreparedModel, points: FaultPoints) -> None:
         super().__init__(inner)

@@ -52,7 +52,7 @@ class HostedModel(Struct, frozen=True):
     Attributes:
         served: The model that runs requests: the prepared model, or its wrapper with fault points.
         row: The row of statistics that counts its executions.
-        priority: Priority of its bursts.
+        priority: Priority of the model's bursts.
     """
 
     prepared: PreparedModel
@@ -90,7 +90,7 @@ def on_get_supported_operations(
 
 
 def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
-    """Have a device read a model's file. The file is not kept."""
+    """Ask a device to read a model's file, which is not kept."""
     device = client.device(message.device)
     with client.limited(), contextlib.ExitStack() as call:
         call.enter_context(client.charge_for(message.pools, fds))
@@ -122,7 +122,7 @@ def on_publish_model(client: Client, message: calls.PublishModel, fds: FdBundle)
 
 
 def on_withdraw_model(client: Client, message: calls.WithdrawModel, fds: FdBundle) -> calls.Done:
-    """Stop serving a model under its name; open sessions keep it."""
+    """Stop serving a model under its name. Open sessions keep the model."""
     _named_device(client).withdraw(message.name)
     return calls.Done()
 
@@ -133,7 +133,7 @@ def _named_device(client: Client) -> NamedDevice:
 
 
 def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle) -> calls.PrepareModelReply:
-    """Compile a model; the connection owns it and its pools."""
+    """Compile a model. The connection owns the compiled model and its pools."""
     device, job = client.device(message.device), message.job
     with client.limited(), contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
         model = client.model(owned, message.model, fds, models=1)
@@ -154,7 +154,7 @@ def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle)
 def on_prepare_model_from_cache(
     client: Client, message: calls.PrepareModelFromCache, fds: FdBundle
 ) -> calls.PrepareModelReply:
-    """Restore a model from cache files; the connection owns it."""
+    """Restore a model, which the connection owns, from cache files."""
     device = client.device(message.device)
     check_cache_key(message.cache.cache_key)
     cache = marshal.cache_from_wire(message.cache, fds)
@@ -185,7 +185,7 @@ def _own_model(
     label: str,
     counted: Sequence[str],
 ) -> int:
-    """Add a model, and the objects that it needs, to the table. Return its number."""
+    """Add a model to the connection's table, and return its number."""
     owned.callback(prepared.close)
     row = client.open_row(RowKind.MODEL, label)
     owned.callback(row.close)
@@ -232,7 +232,7 @@ class HostedBuffer:
 
     Args:
         buffer: The device's buffer; `dispose` closes it.
-        ledger: The ledger that its bytes are charged to.
+        ledger: The ledger that the buffer's bytes are charged to.
         ids: Ids of the buffers that the connection may use; this buffer's id is added.
     """
 
@@ -271,7 +271,7 @@ class HostedBuffer:
 
 
 def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls.AllocateReply:
-    """Allocate a driver-managed buffer; the connection owns it."""
+    """Allocate a driver-managed buffer, which the connection owns."""
     device = client.device(message.device)
     with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
         owned.enter_context(client.ledger.charge(buffers=1))
@@ -323,7 +323,7 @@ def on_copy_buffer(client: Client, message: calls.CopyBuffer, fds: FdBundle) -> 
 # -- bursts ----------------------------------------------------------------------------------------------------------
 
 _SLOTS_PER_CALL = 200
-"""Maximum number of slots in one call: each slot's memory has a descriptor or more, and a message up to 253."""
+"""Maximum number of slots in one call, because a message has at most 253 descriptors."""
 _GET_MEMORIES_TIMEOUT = 10.0
 _MOST_SLOTS = 16384
 """Maximum number of slots of one burst. No quota counts slots of driver-managed buffers."""
@@ -338,7 +338,7 @@ class HostedBurst(Struct, frozen=True):
     what: ClassVar[str] = "burst"
 
     def leave(self) -> None:
-        """Note that the client no longer waits for answers of the burst."""
+        """Report to the burst that its client no longer waits for answers."""
         self.memories.row.leave()
         self.context.leave()
 
@@ -408,13 +408,13 @@ class SlotMemories(BurstCallback):
             check_pools(memories, "burst")
 
     def forget(self, slot: int) -> None:
-        """Release the memory of a slot that was freed."""
+        """Release the charge for the memory of a freed slot."""
         charge = self._charges.pop(slot, None)
         if charge is not None:
             charge.release()
 
     def forget_all(self) -> None:
-        """Release all memories, because the burst has ended."""
+        """Release all charges, because the burst has ended."""
         for slot in list(self._charges):
             self.forget(slot)
 
@@ -471,7 +471,7 @@ def _extent(queue: calls.WireQueue) -> int:
 
 
 class HostedFenced:
-    """A fenced execution in a connection's table. It is removed after its end, once the client has released it."""
+    """A fenced execution in a connection's table, removed when it has ended and the client has released it."""
 
     what: ClassVar[str] = "fenced execution"
 
@@ -500,7 +500,7 @@ class HostedFenced:
 def on_execute_fenced(
     client: Client, message: calls.ExecuteFenced, fds: FdBundle
 ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
-    """Launch an execution that waits for fences. No thread that serves calls waits for them."""
+    """Launch an execution that waits for fences, without blocking a thread that serves calls."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
         running = undo.enter_context(contextlib.ExitStack())  # resources of the execution until its end
         model = running.enter_context(client.objects.lease(message.prepared_model, HostedModel))

@@ -1,4 +1,4 @@
-"""The service's side of the control plane: the devices, and the objects of each connection."""
+"""The devices of a service, and its clients with their objects."""
 
 from __future__ import annotations
 
@@ -50,24 +50,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS = 0.1
-"""Seconds for telling clients why their service ends."""
+"""Seconds to tell clients why the service ends."""
 
 
 class ServiceHost:
-    """Serves devices to any number of connections.
+    """A server of devices for any number of connections.
 
     Args:
         devices: Devices that clients see, in this order. The host closes them.
         quotas: Limits of one connection.
         user_quotas: Limits of all connections of one user.
         page: The statistics page, closed by the host; None for no statistics.
-        workers: The maximum number of computing calls, and of other calls, of one connection that are served at the
-            same time.
+        workers: Maximum number of computing calls, and of other calls, that one connection runs at the same time.
         listeners: Threads for the bursts of all connections, closed by the host; None for a thread for each burst.
         max_run: Seconds that one run may take; None for no limit.
-        max_compile: Seconds that reading and compiling a model of a client may take, after which this process ends.
+        max_compile: Seconds that reading and compiling a client's model may take; this process then ends.
         faults: The client's fault points, if any.
-        sandbox: The sandbox of this process, which clients can ask for.
+        sandbox: The sandbox of this process, for clients to see.
         apart: Devices that only the broker may use in this process.
     """
 
@@ -113,13 +112,13 @@ class ServiceHost:
 
         Args:
             sock: A connected SOCK_SEQPACKET socket; the host owns it.
-            peer_pidfd: A pidfd of the client's process, by which its death is always noticed; the host owns it.
-            on_end: Called after the client has disconnected and all that it owned is released.
+            peer_pidfd: A pidfd of the client's process, to notice its death; the host owns the pidfd.
+            on_end: Called when the client has disconnected and its objects are released.
             is_broker: True if the client is the broker, which hands over other clients and has no quotas.
 
         Raises:
             BadState: The host is closed.
-            ResourceExhausted: The system has no thread for another client.
+            ResourceExhausted: The system cannot start a thread.
         """
         pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # a failure closes it, too
         with self._lock:
@@ -162,19 +161,18 @@ class ServiceHost:
         os._exit(1)
 
     def forget(self, hosted: Client) -> None:
-        """Remove a connection that has ended. Called in the connection's reader thread."""
+        """Remove a connection that has ended, in the connection's owner thread."""
         with self._lock:
             self._connections.discard(hosted)
             self._ending = [other for other in self._ending if not other.connection.wait_ended(0)]
             self._ending.append(hosted)
 
     def close(self, reason: str = "") -> None:
-        """End all connections, release what they own, close the devices. Idempotent.
+        """End all connections, release their objects, and close the devices. Idempotent.
 
         Args:
-            reason: The reason that clients get once their running executions have finished, if the time limit of
-                closing allows. If it is empty, clients get none, and executions of several steps end between two
-                steps.
+            reason: Reason to send to clients when running executions have finished, within the time limit of closing.
+                If it is empty, clients get no reason, and executions of several steps end between two steps.
         """
         with self._lock:
             if self._closed:
@@ -199,20 +197,20 @@ class ServiceHost:
 
     @staticmethod
     def _finish(connections: list[Client]) -> None:
-        """Wait for running executions before their clients learn of the end, with one time limit for all clients."""
+        """Wait for the running executions of all clients."""
         for hosted in connections:
             hosted.objects.close()
 
 
 class Client:
-    """One client: its connection, its rights and its objects.
+    """A client of the service, with its connection, rights and objects.
 
-    A worker thread serves each call with the method or function ``on_*`` of that call.
+    Worker threads serve calls with methods and functions named ``on_*``.
 
     Attributes:
         flow: The scheduler's flow for the client's bursts; None once the client has disconnected, or if each burst
             has its own thread.
-        buffer_ids: Ids of the buffers that the client owns, the only ones that it may use.
+        buffer_ids: Ids of the client's buffers. The client may use no other buffers.
         bursts: The client's open bursts.
         fenced: Fenced executions that have not ended.
         peer: The client's process id (0 if in another pid namespace) and user.
@@ -265,7 +263,7 @@ class Client:
     # -- what its calls ask for ----------------------------------------------------------------------------------------
 
     def account(self, nbytes: int, n_fds: int = 0) -> Callable[[], None]:
-        """Charge working memory. If that would exceed the quota, first free memory that is kept for later runs."""
+        """Charge working memory. If the quota would be exceeded, first free memory that is kept for later runs."""
         try:
             return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
         except ResourceExhausted:
@@ -280,14 +278,14 @@ class Client:
         return self.ledger.charge(mapped_bytes=total_size(pools), fds=len(fds), **more)
 
     def model(self, stack: contextlib.ExitStack, wire: WireModel, fds: FdBundle, **more: int) -> Model:
-        """Return the model of a message. Its pools are closed with the stack."""
+        """Return the model of a message. The stack closes the model's pools."""
         stack.enter_context(self.charge_for(wire.pools, fds, **more))
         model = model_from_wire(wire, fds, self.same_user)
         stack.callback(close_all, model.pools)
         return model
 
     def request(self, stack: contextlib.ExitStack, wire: WireRequest, fds: FdBundle) -> Request:
-        """Return the request of a message. Its memories are closed with the stack."""
+        """Return the request of a message. The stack closes the request's memories."""
         stack.enter_context(self.charge_for(wire.pools, fds))
         request = request_from_wire(wire, fds, self.buffer_ids, self.same_user)
         stack.callback(close_all, request.pools)
@@ -323,14 +321,14 @@ class Client:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def admit(self, call: calls.Call) -> None:
-        """Pass the call's fault point, and refuse every call before hello."""
+        """Refuse a call before hello, and carry out the orders for the call's fault point."""
         if not self._greeted and call.request is not calls.Hello:
             raise calls.Malformed(f"{call.name} before hello")
         if self.host.faults is not None:
             self.host.faults.admit(call)
 
     def rank(self, message: Message) -> int:
-        """Return the rank of a waiting call: calls without a priority come first, the others by priority."""
+        """Return the rank of a waiting call: calls without a priority rank first, others by priority."""
         if isinstance(message, calls.PrepareModel):
             return message.job.priority
         if isinstance(message, calls.PrepareModelFromCache):
@@ -350,7 +348,7 @@ class Client:
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
 
     def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
-        """Serve another client. Report to the broker that it has disconnected, or why it cannot be served."""
+        """Serve another client. Report to the broker when the client has disconnected or why it is refused."""
         self.require_broker()
         tell = partial(self._tell_gone, message.number)
         number, *pidfd = fds.take(1 + message.has_pidfd)
@@ -376,7 +374,7 @@ class Client:
         return calls.Done()
 
     def on_goodbye(self, message: calls.Goodbye, fds: FdBundle) -> calls.Done:
-        """Release everything that the client owns, before it closes its end."""
+        """Release everything that the client owns."""
         self.objects.hang_up(DeadObject)  # later calls are still answered
         self.objects.close()
         return calls.Done()

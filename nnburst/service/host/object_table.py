@@ -40,7 +40,7 @@ class ObjectTable:
     Numbers are never reused. No callback runs under the lock.
 
     Args:
-        account: Charges working memory of the client's requests; None if it is not counted.
+        account: Function that charges working memory of the client's requests, or None.
 
     Attributes:
         token: The token that is cancelled when the client has left.
@@ -69,8 +69,7 @@ class ObjectTable:
         Args:
             dispose: Called once, to dispose of the object.
             hang_up: Called first if the connection ends, so that threads inside the object return.
-            leave: Called first if the client no longer waits for answers: it has disconnected, or released the
-                object.
+            leave: Called first if the client has disconnected or released the object.
 
         Raises:
             DeadObject: The connection has ended; the object has been disposed of.
@@ -128,10 +127,10 @@ class ObjectTable:
                 entry.leave()
 
     def hang_up(self, error: type[DeadObject] = ConnectionEnds) -> None:
-        """Refuse new objects, and have the threads inside the objects return after their current runs.
+        """Refuse new objects, and make threads inside objects return after their current runs.
 
         Args:
-            error: The type of error to raise from now on; the first one given counts.
+            error: Class of the errors of later calls. The first class counts.
         """
         with self._lock:
             self._closed = self._closed or error

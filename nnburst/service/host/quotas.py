@@ -25,11 +25,11 @@ _SHOWN = {
     "fds": "fds",
     "requests": "threads",
 }
-"""The counter in a connection's row that shows each charge."""
+"""Counter in a connection's row of statistics for each quota."""
 
 
 class Quotas(Struct, frozen=True):
-    """The most that one connection, or one user with all of its connections, may have at a time.
+    """Limits for one connection, or for all connections of one user.
 
     Attributes:
         connections: Open connections of a user.
@@ -37,14 +37,12 @@ class Quotas(Struct, frozen=True):
         buffer_bytes: Bytes of driver-managed buffers.
         mapped_bytes: Bytes of all pools and queues that the client has sent.
         fds: Descriptors that the client has sent.
-        requests: Running executions without a burst, each in a thread; a fenced one counts until its client has
-            released it.
+        requests: Running executions without a burst. A fenced execution counts until its client has released it.
         working_bytes: Bytes that bound requests and their runs take in addition to the memory of the requests.
         process_bytes, process_fds: Private memory (weights included) and descriptors of the process that runs a
-            user's own models. The kernel enforces these (RLIMIT_DATA, RLIMIT_NOFILE).
-        process_threads: Threads of that process, which is ended if it has more.
-        processors: Processors that this process keeps busy, on average. The kernel enforces this with a control
-            group.
+            user's own models. The kernel enforces both (RLIMIT_DATA, RLIMIT_NOFILE).
+        process_threads: Threads of the process that runs a user's own models. A process with more threads is ended.
+        processors: Processors that a user's own models may keep busy on average. A control group enforces this limit.
         new_connections: New connections of a user in ten seconds.
         log_lines: Log lines of each process in ten seconds; further lines are only counted.
     """
@@ -70,7 +68,7 @@ class Quotas(Struct, frozen=True):
 
         Args:
             values: New values by name.
-            option: The name of the option that gave these values, for error messages.
+            option: Name of the option that gave the values, for error messages.
             of_user: True for a user's quotas; False for a connection's, which have no `connections`.
 
         Raises:
@@ -98,7 +96,7 @@ UNLIMITED = Quotas(*[NO_LIMIT] * len(fields(Quotas)))
 
 
 class Charge(Closing):
-    """A part of a quota that is in use, until `release` (which is idempotent) or the end of a ``with`` block."""
+    """A part of a quota that is in use until `release` or the end of a ``with`` block. `release` is idempotent."""
 
     __slots__ = ("_above", "_amounts", "_ledger")
 
@@ -121,7 +119,7 @@ class Ledger:
 
     Args:
         owner: Name of the owner, for error messages.
-        above: A ledger that everything is charged to as well, such as the user's.
+        above: A second ledger to charge, such as the user's.
         row: Row of statistics that shows the amounts in use.
     """
 
@@ -144,7 +142,7 @@ class Ledger:
             return dict(self._used)
 
     def charge(self, **amounts: int) -> Charge:
-        """Charge amounts to the quotas: all of them, or none if one would be exceeded.
+        """Charge all amounts, or none if a quota would be exceeded.
 
         Raises:
             ResourceExhausted: A quota would be exceeded (RESOURCE_EXHAUSTED_TRANSIENT).

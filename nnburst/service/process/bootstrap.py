@@ -1,7 +1,7 @@
-"""The file that a process of this package runs first. It sets the module search path before it imports anything.
+"""The first file that a process of this package runs. It sets the module search path, and calls a module's `main`.
 
-Its first argument names the module whose `main` is called. It is run by its path, under ``python -P``, so that no
-module comes from the working directory, which may contain any file beside a downloaded model.
+The first argument names the module. ``python -P`` runs this file by its path, so that no module comes from the working
+directory, which may contain any file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def _start() -> int:
     from importlib.util import module_from_spec
 
     gc.disable()  # imports make hardly any garbage
-    # Use the client's package, even if another is installed. Libraries are searched as usual, and last
-    # beside the package, where `pip install --target` puts them.
+    # Use the client's package, even if another is installed. Search libraries as usual, and at last beside the
+    # package, where `pip install --target` puts them.
     root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
     sys.path.append(root)
     spec = PathFinder.find_spec("nnburst", [root])

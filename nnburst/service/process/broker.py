@@ -33,19 +33,19 @@ from .workers import AcceptedClient, WorkerPool
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
 _MOST_REFUSALS = 16
-"""Maximum number of peers that are told at the same time why they are refused; others are only disconnected."""
+"""Maximum number of refused peers that are told the reason at the same time; others are only disconnected."""
 _HELLO_PATIENCE = 10.0
-"""Seconds that an accepted peer has to send hello. The user's quota of connections limits how many may wait."""
+"""Seconds that an accepted peer has to send hello."""
 _NEW = 10.0
 """Seconds that a connection counts as new in its user's quota."""
 _UNREAD = 1.0
-"""Seconds between two checks whether a dismissed client has read its last message or disconnected."""
+"""Seconds between two checks whether a client has read its last message."""
 _STARVED = 0.1
 """Seconds until the next try to accept connections, after descriptors have run out."""
 
 
 class AccessPolicy(Struct, frozen=True):
-    """The users that a service serves: its own user, root, and the users and groups named here.
+    """The users that a service serves, besides its own user and root.
 
     Attributes:
         uids: Ids of other users.
@@ -66,17 +66,16 @@ class AccessPolicy(Struct, frozen=True):
 
 
 class Broker:
-    """Accepts the clients of a shared service and hands them to its workers, the processes that run models.
+    """The process of a shared service that accepts clients and hands them to workers, the processes that run models.
 
-    It runs in the main thread of a process that runs no models. It reads only the first message of a client, and
-    sleeps without a timer while there are no clients. After SIGTERM or SIGINT, runs finish, clients are told, and
-    `run` returns. SIGHUP reloads the named models.
+    The broker reads only the first message of a client. After SIGTERM or SIGINT, runs finish, clients are told the
+    reason, and `run` returns. SIGHUP reloads the named models.
 
     Args:
         listeners: Listening SOCK_SEQPACKET sockets; the caller keeps and closes them.
-        workers: Makes the `WorkerPool` of this broker.
+        workers: Function that returns the `WorkerPool` of this broker.
         policy: The users that are served.
-        idle_exit: Seconds without any connection after which `run` returns; with None it never does.
+        idle_exit: Seconds without any connection after which `run` returns; None to never return for this reason.
 
     Attributes:
         workers: The worker processes.
@@ -104,14 +103,14 @@ class Broker:
         self._awaited: dict[int, AcceptedClient] = {}
         """Clients that have not sent hello, or that have still to disconnect, by descriptor."""
         self._new: deque[tuple[float, Charge]] = deque()
-        """Recent connections: the time of each, and its charge."""
+        """(time, charge) of each recent connection."""
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop_reason = ""
         self.workers = workers(self)
 
     def stop(self, reason: str) -> None:
-        """Have `run` return. May be called from any thread or signal handler."""
+        """Make `run` return. Any thread or signal handler may call it."""
         self._stop_reason = self._stop_reason or reason
         self._poke()
 
@@ -125,12 +124,10 @@ class Broker:
         """Serve until `stop` or a signal, then end the workers.
 
         Args:
-            when_ready: Called as soon as signals are handled: a program that learns that the service is ready may send
-                SIGTERM.
-            change: Reloads a named model from its files, or unloads it; the name None, after SIGHUP, reloads all
-                models. It runs in its own thread, because a worker may take long.
-            finish: Called when no more clients are accepted, before the workers end. It ends clients that this
-                service runs itself.
+            when_ready: Called once signals are handled, to report that the service is ready.
+            change: Function (name, unload) that reloads or unloads a named model; the name None reloads all models. It
+                runs in a separate thread.
+            finish: Called when no more clients are accepted, to end clients in this process before the workers end.
 
         Returns:
             The reason why the service ended.
@@ -148,7 +145,7 @@ class Broker:
         return self._stop_reason
 
     def post(self, job: Callable[[], None]) -> None:
-        """Have the main thread do a job. May be called from any thread."""
+        """Give the main thread a job. Any thread may call it."""
         self._jobs.append(job)
         self._poke()
 
@@ -251,7 +248,7 @@ class Broker:
         self._await(client, _HELLO_PATIENCE)
 
     def _charge_connection(self, user: Ledger, uid: int) -> Charge:
-        """Charge a connection to its user. Over the quota, first refund closed, unreported connections."""
+        """Charge a connection to its user. If the quota would be exceeded, first release closed connections."""
         now = time.monotonic()
         while self._new and self._new[0][0] <= now - _NEW:
             self._new.popleft()[1].release()
@@ -279,7 +276,7 @@ class Broker:
             self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
-        """Tell a client why it is not served, unless too many are being told."""
+        """Tell a client why it is not served. If too many are being told, only disconnect it."""
         _log.warning("%s is refused: %s", client.peer, reason)
         if sum(other.is_dismissed and other.worker is None for other in self._awaited.values()) >= _MOST_REFUSALS:
             client.close()
@@ -287,7 +284,7 @@ class Broker:
             self.end_client(client, reason)
 
     def _handle_first_message(self, client: AcceptedClient) -> None:
-        """Handle a client's hello, or its end."""
+        """Handle a client's first message, or its end."""
         if client.is_dismissed:
             client.close()
             return
@@ -309,7 +306,7 @@ class Broker:
                 self.workers.take(client, own=first.own)
 
     def _obey(self, client: AcceptedClient, number: int, order: calls.EndClients | calls.LoadModel) -> None:
-        """Carry out a client's order, and answer it."""
+        """Carry out and answer a client's order."""
         uid, of_user = client.peer.uid, isinstance(order, calls.EndClients) and order.uid is not None
 
         def answer(reply: calls.Message) -> None:
@@ -422,10 +419,7 @@ def activated_sockets() -> list[socket.socket]:
 
 
 def tell_manager() -> None:
-    """Send ``READY=1`` to the service manager (``NOTIFY_SOCKET``), if there is one.
-
-    Only the broker, which has no sandbox, does this: such a socket also reaches other addresses.
-    """
+    """Send ``READY=1`` to the service manager (``NOTIFY_SOCKET``), if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith("@"):
         address = "\0" + address[1:]

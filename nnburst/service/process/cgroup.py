@@ -92,7 +92,7 @@ class Groups:
         return f"{self._directory} ({', '.join(sorted(self.held)) or 'no controllers'})"
 
     def enter(self, pid: int, uid: int | None, quotas: Quotas) -> Group | None:
-        """Put a worker into its user's group. The user None stands for the shared group, which has no limits.
+        """Move a worker into the group of user `uid`; None stands for the shared group, which has no limits.
 
         Returns:
             The group, or None if the kernel refuses it.
@@ -127,8 +127,8 @@ class Groups:
 def own_groups(own: Path = _OWN) -> Groups | None:
     """Return the groups of this service, and move this process into a group beside them; None without delegation.
 
-    The group of a container, or of a unit with ``Delegate=``, is used: a group that this process may write and that
-    has no other processes. Root may write every group, so for root the service manager's mark of delegation decides.
+    A delegated group, such as a container's, is one that this process may write and that has no other processes. Root
+    may write every group, so for root the service manager's mark (``Delegate=``) decides.
 
     Args:
         own: This process's directory in /proc.

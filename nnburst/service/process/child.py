@@ -31,7 +31,7 @@ _MOST_FDS = 65536
 _NAMED_PART, _OWN_PART = 2, 4
 """Divisors of the broker's limits: a shared worker gets a half, a user's own worker a quarter."""
 _OWN_FIRST, _NAMED_NEXT = 500, 200
-"""``oom_score_adj`` of a user's own worker, and of the shared one: the first is killed first."""
+"""``oom_score_adj`` of a user's own worker, which is killed first, and of the shared worker."""
 
 
 def pidfd_of_parent(parent: int) -> int:
@@ -45,10 +45,7 @@ def pidfd_of_parent(parent: int) -> int:
 
 
 def main() -> int:
-    """Serve the client at an inherited socket, and clients that it hands over, until it disconnects.
-
-    `start_child` starts this program, through `bootstrap` or the zygote.
-    """
+    """Serve the client at an inherited socket, and clients that it hands over, until it disconnects."""
     return serve(ServiceOptions.read(sys.argv[1], path=sys.argv[2:]))
 
 
@@ -162,10 +159,10 @@ def serve(options: ServiceOptions) -> int:
 
 
 def _leave_to_broker(part: int) -> None:
-    """Lower this worker's limits on what the kernel counts per user: descriptors in flight, timers, waiting signals.
+    """Lower this worker's limits on resources that the kernel counts per user: descriptors in flight, timers, signals.
 
-    The kernel counts over all processes of the user, and compares with the limit of the process that asks for more.
-    So a worker that a hostile model controls can use up only its own limit; the broker has more.
+    The kernel compares the user's count with the limit of the process that asks for more. So a hostile worker cannot
+    use up the broker's higher limit.
     """
     for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):
         limit, _ = resource.getrlimit(which)

@@ -18,8 +18,9 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.
 
 
 def interpreter() -> str:
-    """Return the path of the Python that runs this program: `sys.executable`, or, if that is a program that embeds
-    Python (uWSGI, Blender), the one of `sys.prefix`.
+    """Return the path of this program's Python: `sys.executable`, or the Python in `sys.prefix`.
+
+    In a program that embeds Python (uWSGI, Blender), `sys.executable` is that program.
 
     Raises:
         DeviceUnavailable: There is no interpreter, as in a program that is frozen into one file or folder.
@@ -40,8 +41,8 @@ def safe_command(module: str) -> list[str]:
     """Return the start of a command that runs a module of this package without imports from the working directory.
 
     Args:
-        module: Name of the module, whose `main` reads the rest of the command. PYTHONPATH has to come from
-            `absolute_entries`.
+        module: Name of the module, whose `main` reads the rest of the command. `absolute_entries` must filter
+            PYTHONPATH.
 
     Raises:
         DeviceUnavailable: There is no interpreter to run the command.

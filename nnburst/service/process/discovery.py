@@ -1,11 +1,11 @@
-"""Discovery of shared services: a socket in the runtime directory, and a lock that proves who owns the name.
+"""Discovery of shared services by name: a socket and a lock file in the runtime directory.
 
-The owner of a name has an open-file lock on ``NAME.lock``, which the kernel drops when the process ends, for any
-reason. If the lock is free and no process listens at the socket, the files were left behind, and the next owner may
-replace them. The lock file contains the owner's process id, for people and for `nnburst ls`.
+The owner of a name has an open-file lock on ``NAME.lock``, which the kernel releases when the process ends. If the
+lock is free and no process listens at the socket, a new owner may replace both files. The lock file contains the
+owner's process id.
 
-A program that cleans /tmp may remove either file of a running service. The owner still has the lock file open, and
-still listens at the socket. When it ends, it removes only files that are its own.
+Another program may remove the files of a running service. The service still listens, and removes only its own files
+when it ends.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def runtime_directory() -> Path:
 
 
 def socket_path(address: str) -> Path:
-    """Return the socket's path for a service that starts at an address.
+    """Return the path of a service's socket.
 
     Args:
         address: A name of letters, digits, ``.``, ``_`` and ``-``, or ``unix:`` and a path.
 
     Raises:
-        InvalidArgument: The address is neither, or the path is too long for a socket.
+        InvalidArgument: The address is malformed, or the path is too long for a socket.
     """
     if not isinstance(address, str):
         raise InvalidArgument(f"expected the name of a service or 'unix:PATH', got {type(address).__name__}")
@@ -97,7 +97,7 @@ def _own_directory(directory: Path, wider: bool) -> None:
 
     Args:
         directory: The directory, created with mode 0700.
-        wider: True to let other users open paths in the directory, though not list it.
+        wider: True to let other users open paths in the directory, but not list it.
 
     Raises:
         BadState: The directory is a link, belongs to another user, or is writable for others.
@@ -134,7 +134,7 @@ def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
 
 
 def _distrusted(directory: Path, trusted: Collection[int]) -> str:
-    """Return the reason to distrust a runtime directory, which another user can write; "" if there is no reason."""
+    """Return a sentence if an untrusted user owns or can write a runtime directory, else ""."""
     try:
         found = directory.lstat()
     except OSError:
@@ -152,7 +152,7 @@ def _distrusted(directory: Path, trusted: Collection[int]) -> str:
 
 
 class Claim:
-    """A service's name that this process owns, and its listening socket. `close` gives both back."""
+    """A service's name that this process owns, and the listening socket. `close` releases both."""
 
     def __init__(self, path: Path, listener: socket.socket, lock: int) -> None:
         self.path = path
@@ -172,12 +172,12 @@ class Claim:
             os.close(lock)
 
     def say(self, text: str) -> None:
-        """Write the service's entry, which `running_services` reads."""
+        """Write a line about the service, which `running_services` reads."""
         os.pwrite(self._lock, f"{os.getpid()}\n{text}\n".encode()[:_LONGEST_LOCK], 0)
 
 
 def claim(address: str, *, wider: bool = False) -> Claim:
-    """Take a name and listen there. A socket that a dead service left is replaced.
+    """Take a service's name and listen at its socket. The socket of a dead service is replaced.
 
     Args:
         address: See `socket_path`.
@@ -227,7 +227,7 @@ def _named(pid: int) -> str:
 
 
 def _open_lock(path: Path, flags: int) -> int:
-    """Open a lock file, without waiting even if it is another kind of file.
+    """Open a lock file without waiting, even if a pipe or device has its name.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -243,7 +243,7 @@ def _open_removed(path: Path) -> int:
     """Open a lock file that was removed while a process of this user still has it open.
 
     Raises:
-        FileNotFoundError: No process has it open.
+        FileNotFoundError: No process has the file open.
     """
     removed = f"{os.path.realpath(path)} (deleted)"
     for link in glob.iglob("/proc/[0-9]*/fd/*"):
@@ -254,7 +254,7 @@ def _open_removed(path: Path) -> int:
 
 
 def _read(fd: int) -> tuple[int, str]:
-    """Return the owner's pid, and the line by which the service describes itself."""
+    """Return the owner's pid, and the service's line about itself."""
     pid, _, text = os.pread(fd, _LONGEST_LOCK, 0).decode(errors="replace").partition("\n")
     said = "".join(filter(str.isprintable, text))
     return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
@@ -308,7 +308,7 @@ class Peer(Struct, frozen=True):
     Attributes:
         pid: Process id; 0 if the process is not in this process's pid namespace.
         uid: User id.
-        groups: Ids of its group and supplementary groups.
+        groups: Ids of the process's group and supplementary groups.
     """
 
     pid: int
@@ -320,7 +320,7 @@ class Peer(Struct, frozen=True):
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Return the credentials of the other end."""
+    """Return the peer of a connected socket."""
     pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _LONGEST_OPTION)
@@ -330,7 +330,7 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def peer_pidfd(sock: socket.socket) -> int | None:
-    """Return a pidfd of the process at the other end, None if the kernel does not know it."""
+    """Return a pidfd of the peer's process; None if the kernel does not know the process."""
     with contextlib.suppress(OSError):
         return int(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
     pid = peer_of(sock).pid
@@ -371,11 +371,10 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
     Args:
         address: See `socket_path`. A name is searched in the user's directory, then in /run/nnburst.
         timeout: Seconds to wait for room in the service's backlog; None for no limit.
-        trust_uid: Trusted users besides this process's own and root: services of other users are refused.
+        trust_uid: Users whose services are trusted, besides this process's user and root.
 
     Raises:
-        DeviceUnavailable: No service runs there, this user may not connect to it, or the user who runs it is not
-            trusted.
+        DeviceUnavailable: No service runs there, this user may not connect, or the service's user is not trusted.
         MissedDeadline: The service did not accept the connection in time.
         InvalidArgument: The address is malformed.
     """
@@ -430,9 +429,9 @@ class FoundService(Struct, frozen=True):
 
     Attributes:
         name: The name from ``nnburst serve --name``.
-        path: Path of its socket.
-        pid: Process id of its owner; 0 if that has ended, None if a service manager has the socket and no owner runs.
-        sandbox: The line in which the owner describes its sandbox.
+        path: Path of the socket.
+        pid: Process id of the owner; 0 if the owner has ended, None if only a service manager has the socket.
+        sandbox: The owner's line about its sandbox.
     """
 
     name: str
@@ -442,9 +441,9 @@ class FoundService(Struct, frozen=True):
 
 
 def running_services() -> Iterator[FoundService]:
-    """Yield the services of this user and of the system, also dead ones, without connecting.
+    """Yield the services of this user and of the system, even dead ones, without connecting.
 
-    Skips a directory that another user has made or can write.
+    Directories that another user owns or can write are skipped.
     """
     seen: set[str] = set()
     trusted = trusted_uids()

@@ -1,11 +1,10 @@
 """The client's side of the zygote, the process that services are forked from.
 
-A client has one zygote, whose children inherit the rights, limits, working directory and environment that the client
-had when it first started a service. If these have changed since, or the zygote has ended, a service starts as a new
-interpreter.
+The zygote's children inherit the rights, limits, working directory and environment that the client had when it started
+the zygote. If any of these has changed, or the zygote has ended, a service starts as a new interpreter.
 
-A request is one message over the zygote's control socket, with descriptors: one end of a socketpair for answers,
-stderr, and others by name. The new process answers with its pidfd; after its end the zygote sends its exit status.
+A request is one message over the zygote's control socket, with one end of a socketpair for answers, stderr, and named
+descriptors. The new process answers with its pidfd. When the process has ended, the zygote sends its exit status.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
     from .options import ServiceOptions
 
 FUNCTIONS = "nnburst-function"
-"""The device that runs Python functions; without a suffix, functions that the client sends."""
+"""The device for Python functions. Without a suffix, it runs functions that the client sends."""
 _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 """Devices whose modules the zygote may import, because they start no thread."""
 _OWN = "NNBURST_"
-"""Prefix of the environment variables that go with each request."""
+"""Prefix of the environment variables that each request contains."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
-"""First words of the lines of /proc/thread-self/status that are compared."""
+"""Beginnings of the lines of /proc/thread-self/status to compare."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 
@@ -47,7 +46,7 @@ class Zygote:
     """The zygote's process.
 
     Attributes:
-        kind: The client's environment and the result of `_standing`, which its children inherit.
+        kind: The client's environment and the result of `_standing`; children inherit both.
         control: The socket for requests.
     """
 
@@ -85,7 +84,7 @@ current: Zygote | None = None
 
 @contextlib.contextmanager
 def occupy_streams() -> Iterator[None]:
-    """Open /dev/null at closed standard streams, so that no descriptor for a child gets such a number."""
+    """Open /dev/null at closed standard streams, so that no descriptor for a child gets a number below 3."""
     with contextlib.ExitStack() as opened:
         fd = -1
         while fd < 2:
@@ -95,7 +94,7 @@ def occupy_streams() -> Iterator[None]:
 
 
 def find_zygote(devices: Iterable[str]) -> Zygote | None:
-    """Return the zygote of this process, and start it if necessary. Its imports run while the caller continues.
+    """Return the zygote of this process, and start it if necessary. The caller need not wait for its imports.
 
     Args:
         devices: Names of the service's devices.
@@ -124,18 +123,18 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
 def fork(
     zygote: Zygote, options: ServiceOptions, stderr: int, given: Mapping[str, int], deadline: Deadline
 ) -> tuple[FdSet, Callable[[FdSet], int | None]] | None:
-    """Have the zygote fork a process. Return None if it cannot; then start a new interpreter.
+    """Ask the zygote to fork a process. Return None if the caller must start a new interpreter instead.
 
     Args:
         zygote: The result of `find_zygote`.
         options: Options of the process, without descriptors.
         stderr: Descriptor that becomes stdout and stderr.
-        given: Descriptors, by the names of their options.
+        given: Descriptors, by names of options.
         deadline: Time limit for the answer.
 
     Returns:
-        A pidfd of the process with the end of the socketpair, and a function that reads the exit status from them,
-        which works unless the zygote was killed.
+        A pidfd of the process and a socket, and a function that reads the exit status from both. If the zygote was
+        killed, the function returns None.
 
     Raises:
         MissedDeadline: The zygote has not answered in time.
@@ -171,13 +170,13 @@ def fork(
 
 
 def _status(fds: FdSet) -> int | None:
-    """Return the exit status in `subprocess`'s form; None if the zygote does not answer."""
+    """Return the exit status, in the form of `subprocess`; None if the zygote does not answer."""
     _, told = fds.fds
     return int(text) if ready([told], LEAVING) and (text := os.read(told, 16)) else None
 
 
 def end() -> None:
-    """End the zygote, whose children have ended, and wait for its end."""
+    """End the zygote, and wait for its end. All its children have ended."""
     global current
     zygote, current = current, None
     if zygote is not None:

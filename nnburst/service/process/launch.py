@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 _Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
 """A pidfd, possibly with more descriptors, and a function that returns the exit status from them."""
 _END_OF_A_WORKER = 4 * LEAVING
-"""Seconds that a worker's end may take: it lets runs finish and tells its clients."""
+"""Seconds that a worker may take to finish its runs and tell its clients that it ends."""
 _EXIT_PATIENCE = 0.2
-"""Seconds to wait for a child's end after its socket has closed: a process ends a little later."""
+"""Seconds to wait for a child's end after its socket has closed."""
 
 
 def _absolute(entry: str) -> str:
-    """Return a path as an absolute one; unchanged if the working directory was removed."""
+    """Return an absolute path, or the given path if the working directory was removed."""
     try:
         return os.path.abspath(entry)
     except FileNotFoundError:
@@ -70,22 +70,22 @@ def start_child(
 ) -> ServiceConnection:
     """Start a service for this process alone and connect to it.
 
-    The child gets one end of a socketpair. It ends when this process ends, for any reason, or when the connection is
-    closed. It has its own terminal session, so Ctrl-C reaches only the client.
+    The child ends when this process ends or the connection is closed. It has its own terminal session, so Ctrl-C
+    reaches only the client.
 
-    Unless one of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, all are set to 1 in the child: for
-    small models, BLAS threads that spin for work cost more than they gain. Unless ORT_DISABLE_TELEMETRY is set, it is
-    set to 1: ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
+    If none of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, the child sets all to 1, because
+    spinning BLAS threads slow small models down. Unless ORT_DISABLE_TELEMETRY is set, the child sets it to 1, so that
+    ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
 
-    The child imports no modules from the working directory, nor from relative entries of PYTHONPATH. A function
-    device runs code of this program, so its child uses this program's module search path.
+    The child imports no modules from the working directory, nor from relative entries of PYTHONPATH. For Python
+    functions, the child uses this program's module search path.
 
     `nnburst.launch` describes the other arguments and errors.
 
     Args:
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
         timeout: Seconds that the child may take to start; None for no limit.
-        env: Environment of the child; None for a copy of this process's.
+        env: Environment of the child; None for a copy of this process's environment.
         warm: True to load at once the modules that the devices need for their first model.
         functions: Result of `encode_functions`, for the device ``nnburst-function``.
         more: Other fields of `ServiceOptions`, for a worker.
@@ -171,7 +171,7 @@ def _spawn(
     options: ServiceOptions, passed: Mapping[str, int], theirs: socket.socket, errors: int,
     env: Mapping[str, str] | None, deadline: Deadline,
 ) -> _Started:  # fmt: skip
-    """Start the process and close this side's copy of its socket. Returns the same as `Child.start`."""
+    """Start the process, and close this side's copy of its socket."""
     with theirs:
         path: list[str] = []  # as separate arguments, since one may have at most 128 KiB
         if any(map(is_of_functions, options.devices)):
@@ -231,11 +231,11 @@ def _open_log(log: str | os.PathLike[str] | None) -> int:
 
 
 class Child:
-    """The process of a service. Its pidfd shows that it has ended; its parent knows the exit status.
+    """The process of a service.
 
     Args:
-        spawn: Starts the process. Returns its pidfd, possibly with more descriptors, and a function. Called with
-            these, the function returns the exit status, or minus the number of the signal that ended the process.
+        spawn: Function that starts the process. It returns descriptors, a pidfd first, and a function of these
+            descriptors that returns the exit status, or minus the number of the signal that ended the process.
         end: Seconds that the process may take to end; None for the connection's limit.
     """
 
@@ -245,7 +245,7 @@ class Child:
         self._status: int | None = None
 
     def start(self) -> FdSet:
-        """Start the process. Return its pidfd, possibly with more descriptors."""
+        """Start the process, and return its pidfd, possibly with more descriptors."""
         self._fds, self._tell = self._spawn()
         return self._fds
 
@@ -261,7 +261,7 @@ class Child:
         return self._status
 
     def reap(self, seconds: float) -> None:
-        """Wait until the process ends, after its socket was closed; kill it if it takes longer than `seconds`."""
+        """Wait until a process whose socket was closed has ended. Kill it after `seconds`."""
         if not self._wait(seconds if self._end is None else self._end):
             self.kill()
             self._wait(None)

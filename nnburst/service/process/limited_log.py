@@ -54,7 +54,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self._places: dict[tuple[str, int], _Place] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or only count it. Earlier counts are reported first. Called with the handler's lock."""
+        """Write a record, or only count it if there are too many. Report earlier counts first."""
         now = time.monotonic()
         self._report_left_out(now - PERIOD)
         place = self._places.setdefault((record.pathname, record.lineno), _Place(now))
@@ -93,7 +93,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class JsonLines(logging.Formatter):
-    """A formatter of records as JSON: time, level, logger, process, message, traceback, and their own fields."""
+    """A formatter of log records as JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = {
@@ -155,7 +155,7 @@ def _lines(log: int, pidfd: int) -> Iterator[str]:
 
 
 def _read_lines(log: int, pidfd: int) -> Iterator[bytes]:
-    """Yield lines until the process has ended. Later lines of other processes in its pipe are not read."""
+    """Yield lines until the process has ended. Lines that other processes write to the pipe later are not read."""
     rest, most = b"", math.inf
     while most > 0:
         found = ready((log, pidfd))

@@ -97,10 +97,10 @@ class Scheduling:
                 ) from None
 
     def above(self, watcher: Callable[[], object]) -> None:
-        """Call `watcher` at a higher priority. It starts a thread that can end this process.
+        """Call `watcher`, which starts a thread that can end this process, at a higher priority.
 
-        The thread runs one step above the others, so that it runs even if a device never gives up its CPU. If the
-        system refuses that, the thread has their priority.
+        So the thread runs even if a device never yields its CPU. If the system refuses the higher priority, the thread
+        has the same priority as the others.
         """
         if self.policy:
             with contextlib.suppress(OSError):
@@ -124,29 +124,29 @@ def _text(cpus: Iterable[int]) -> str:
 
 
 class ServiceOptions(msgspec.Struct, frozen=True):
-    """The options of a process that serves.
+    """The options of a service process.
 
     Attributes:
         devices: Names of devices.
         log_level: A number of `logging`.
         quotas: Quotas of a connection that differ from the defaults of `Quotas`.
         max_run, max_compile: Seconds that running and compiling a model may take; None for no limit.
-        scheduling: The scheduling of its threads.
+        scheduling: Scheduling of the service's threads.
         sandbox: Mode of `close_door`.
         warm: True to load at once the modules that most models need.
         path: Module search path of the client's program.
         socket: Inherited end of a socketpair.
         stderr: Descriptor that becomes stdout and stderr once the service has started.
-        functions: Descriptor that the client's functions are read from, for the device ``nnburst-function``.
-        faults: Descriptor that orders for fault points are read from.
-        parent: Process id of the client, if that is its parent.
-        client: A pidfd of the client, if that is not its parent.
-        worker: Name of the service, if this process is a worker and its client the broker.
+        functions: Descriptor from which the client's functions are read.
+        faults: Descriptor from which orders for fault points are read.
+        parent: Process id of the client, if the client is this process's parent.
+        client: A pidfd of the client, if the client is not this process's parent.
+        worker: Name of the service, if this process is a worker and the client is the broker.
         user_quotas: Quotas of a user that differ from `PER_USER`, for a worker.
-        own: True if the process runs models of one user, within that user's limits.
+        own: True if the process runs the models of one user, within the user's limits.
         named: True if the process serves models that the broker publishes.
         apart: Devices that run published models only.
-        state: Directory of the trust store; None for the usual one.
+        state: Directory of the trust store; None for the default.
     """
 
     devices: tuple[str, ...]

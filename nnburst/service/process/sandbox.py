@@ -1,7 +1,7 @@
-"""The sandbox of a service process, closed after all code is loaded, before the client's first message.
+"""The sandbox of a service process, in force before the client's first message.
 
-Directories of code stay readable, as more code may be loaded later; no other files do. Files that a client wants to
-be read or written come as descriptors. docs/security.md explains the walls, and what they leave open.
+Directories of code stay readable, because more code may be loaded later. The client sends descriptors of all other
+files. docs/security.md explains the sandbox.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..wire.protocol import Sandbox
 
 _log = logging.getLogger(__name__)
 _BROUGHT = {1: "files", 2: "renaming", 3: "truncating files", 4: "TCP", 5: "devices", 6: "abstract sockets and signals"}
-"""The rights that each version of Landlock can take away. After version 6 come a log and rules for all threads."""
+"""Rights that Landlock can restrict, by the version that introduced them."""
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _MACHINE = (
     "/proc/cpuinfo",
@@ -57,22 +57,21 @@ def close_door(
     may_cache: bool = True,
     start_threads: Callable[[Callable[[], object]], object] = lambda give_up: give_up(),
 ) -> Sandbox:
-    """Give up, for ever, all rights that this process does not need to run models.
+    """Close the sandbox: give up, for ever, all rights that this process does not need to run models.
 
-    Must be called after everything is loaded and opened, and before this package starts threads.
+    Call it when everything is loaded and opened, before this package starts threads.
 
     Args:
-        mode: ``"strict"`` for every wall, else an error; ``"on"`` for the walls that this kernel has; ``"off"`` for
-            none.
+        mode: ``"on"`` for the Landlock and seccomp rules that this kernel supports, ``"strict"`` to require all of
+            them, ``"off"`` for no sandbox.
         devices: Devices of this service, which keep the rights that they declare.
         outputs: Descriptors that are only written to. A terminal among them is reopened for writing only.
         may_cache: True to keep access to the trust store, for devices that cache.
-        start_threads: Called before the last wall, with a function that gives up capabilities; it has to call this
-            function before it starts threads. Only later threads lose capabilities and, on older kernels, get
-            Landlock's wall. seccomp comes last and covers all threads; until then, they may set their priority.
+        start_threads: Function that starts threads. It must first call its argument, which gives up capabilities,
+            because only later threads lose them. seccomp is enabled after this call, for all threads.
 
     Raises:
-        DeviceUnavailable: A wall is missing and the mode is strict, or a file that a device needs is missing.
+        DeviceUnavailable: The mode is strict and the kernel lacks rules, or a file that a device needs is missing.
     """
     if mode == "off":
         start_threads(lambda: None)
@@ -111,12 +110,12 @@ def close_door(
 
 
 def log_sandbox(box: Sandbox) -> None:
-    """Log the walls in force, as a warning if one is missing."""
+    """Log the sandbox, as a warning if the kernel lacks a part of it."""
     _log.log(logging.WARNING if box.missing else logging.INFO, "sandbox %s", box)
 
 
 def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str]) -> None:
-    """Set up Landlock's wall; add what it lacks to `missing`."""
+    """Enable Landlock's rules, and add missing parts to `missing`."""
     rules = check(lib.nnb_landlock_rules(may), "Landlock")
     read, write, execute = lib.NNB_MAY_READ, lib.NNB_MAY_WRITE, lib.NNB_MAY_EXECUTE
     loader = glob("/lib*/ld-*.so*") if needs.programs else []  # the kernel loads it with each program
@@ -142,8 +141,7 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
                         f"a device needs {path}, which cannot be opened: {error.strerror}; make it before the service "
                         "starts, or take it out of its Needs"
                     ) from error
-        # Stays open: the kernel may drop the directory of a process and recreate it, and the rule would not apply to
-        # that.
+        # Stays open, because the kernel may recreate a process's directory, to which the rule would not apply.
         check(lib.nnb_landlock_allow(rules, os.open("/proc/self", os.O_PATH | os.O_CLOEXEC), read), "/proc/self")
         for_all = check(lib.nnb_landlock_close(rules), "Landlock")
     finally:
@@ -162,10 +160,7 @@ def _allow(rules: int, path: str | os.PathLike[str], rights: int) -> None:
 
 @cache
 def find_code() -> tuple[str, ...]:
-    """Return the directories of Python modules and libraries. Those above the user's home are left out.
-
-    The zygote calls this whenever it has loaded a device, so that its children need not.
-    """
+    """Return the directories of Python modules and libraries, except directories that contain the user's home."""
     home = os.path.realpath(os.path.expanduser("~"))
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(":")}
     found.update(place for name, module in sys.modules.copy().items() if "." not in name
@@ -178,7 +173,7 @@ def find_code() -> tuple[str, ...]:
 
 
 def _state(devices: Iterable[Device]) -> Path | None:
-    """Create the directory of the trust store, for devices that cache."""
+    """Create and return the directory of the trust store; None if no device caches."""
     if all(device.get_number_of_cache_files_needed() == (0, 0) for device in devices):
         return None
     with contextlib.suppress(OSError, CacheRejected):
@@ -189,7 +184,7 @@ def _state(devices: Iterable[Device]) -> Path | None:
 
 
 def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
-    """Reopen terminals for writing only: the user's input could be read from them."""
+    """Reopen terminals for writing only, because the user's input could be read from them."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.close(null)

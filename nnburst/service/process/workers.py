@@ -1,4 +1,4 @@
-"""The workers of a shared service: the process for all clients, and those for single users or connections."""
+"""The worker processes of a shared service: one for all clients, others for single users or connections."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _LOOK = 1.0
 _ENDING = 0.1
 """Seconds between two checks whether a process has ended."""
 _IDLE = 10.0
-"""Seconds that the worker of a user without connections waits for the next one."""
+"""Seconds that a user's worker without connections waits for the next connection."""
 
 
 @dataclass(eq=False)
 class AcceptedClient:
-    """A connection that was accepted. The broker keeps a copy of its socket, to tell the client if a worker ends."""
+    """An accepted connection. The broker keeps a copy of the socket, to tell the client if the worker ends."""
 
     number: int
     sock: socket.socket
@@ -65,11 +65,11 @@ class AcceptedClient:
 
     @property
     def has_gone(self) -> bool:
-        """Return True if the peer has closed its end."""
+        """True if the peer has closed its end."""
         return bool(ready([self.sock.fileno()], 0, events=0))
 
     def close(self) -> None:
-        """Disconnect the client, in another thread: closing sockets in unread messages may block."""
+        """Disconnect the client. Another thread closes the socket, because sockets in unread messages may block."""
         self.charge.release()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -77,7 +77,7 @@ class AcceptedClient:
             close_fds([self.sock.detach()])
 
     def send_last(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
-        """Send the last message and let the client disconnect, since it might notice a close before the message."""
+        """Send the last message. The client disconnects, because it might notice a close before the message."""
         self.is_dismissed = True
         with contextlib.suppress(OSError, NNBurstError):
             Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
@@ -88,14 +88,14 @@ Key = int | AcceptedClient | None
 
 
 class Worker:
-    """A process that runs models. Only the main thread uses it, except for `launch` and the calls of the process.
+    """A process that runs models. Only the broker's main thread calls methods, except `launch`, `gone` and `leaving`.
 
     Attributes:
         uid: User whose models the process runs; None for the operator's models.
         what: Name of the process in messages.
-        service: The connection to the process, once it has started.
+        service: The connection to the process, once the process has started.
         group: Control group of the process, if any.
-        clients: Clients of the process, and clients that wait until it has started, by number.
+        clients: Clients of the process, and clients that wait until the process has started, by number.
         born: The time when the process was started.
         idle_since: The time when the last client disconnected.
     """
@@ -113,7 +113,7 @@ class Worker:
         self._pool, self._broker = pool, pool.broker
 
     def launch(self, devices: Sequence[str], options: Mapping[str, Any]) -> ServiceConnection:
-        """Start the process, whose log passes through this one. May be called in any thread.
+        """Start the process, whose log this process copies. Any thread may call it.
 
         Raises:
             NNBurstError: The process does not start, or the system has no free thread or descriptor.
@@ -154,26 +154,26 @@ class Worker:
     # -- calls of the process --------------------------------------------------------------------------------------
 
     def gone(self, number: int, reason: str, end: Callable[[AcceptedClient, str], None] | None = None) -> None:
-        """Note that a client has disconnected, or why it is not served. A second note is ignored."""
+        """Record that a client has disconnected, or why it is not served. A second call is ignored."""
         self.idle_since = time.monotonic()
         if (client := self.clients.pop(number, None)) is not None:
             self._broker.post(partial(end or self._broker.end_client, client, reason) if reason else client.close)
 
     def leaving(self) -> None:
-        """Note that the process takes no more clients."""
+        """Record that the process takes no more clients."""
         self._broker.post(partial(self._pool.bury, self))
 
     # -- the main thread -------------------------------------------------------------------------------------------
 
     def take(self, client: AcceptedClient) -> None:
-        """Hand a client over to the process, or let it wait until the process has started."""
+        """Hand a client over to the process, or keep the client until the process has started."""
         self.clients[client.number] = client
         client.worker = self
         if self.service is not None:
             self._hand(self.service, client)
 
     def started(self, service: ServiceConnection) -> None:
-        """Hand over the waiting clients."""
+        """Hand the waiting clients over to the started process."""
         self.service = service
         self.born = time.monotonic()
         service.link_to_death(lambda: self._broker.post(partial(self._pool.ended, self)))
@@ -196,13 +196,13 @@ class Worker:
 
     @property
     def counts_threads(self) -> bool:
-        """Return True if there is a limit on the process's threads that the kernel does not enforce."""
+        """True if the broker, not the kernel, limits the number of the process's threads."""
         return self.uid is not None and (self.group is None or "pids" not in self.group.held)
 
     def excess(self) -> str:
-        """Return the limit that the process exceeds, as a sentence, or "".
+        """Return a sentence about the limit that the process exceeds, or "".
 
-        The kernel's counts decide, because a worker that a hostile model controls would not report itself.
+        The count comes from the kernel, because a hostile process would not report itself.
         """
         usage = None if self.service is None else usage_of(self.service.pid)
         most = self._pool.quotas.process_threads
@@ -214,7 +214,7 @@ class Worker:
         )
 
     def how_ended(self) -> str:
-        """Return a sentence about the end of a process that this side has not ended."""
+        """Return a sentence about the unexpected end of the process."""
         assert self.service is not None
         ending = self.service.connection.ending
         why = "" if self.group is None else self.group.why_killed()
@@ -223,7 +223,7 @@ class Worker:
         return f"{self.what}: {ending.reason}" + (f"; {why}" if why else "")
 
     def wait_log(self) -> None:
-        """Wait until the log of the ended process is read to its end."""
+        """Wait until the log of the ended process has been read."""
         if self._log is not None:
             self._log.join(LEAVING)
 
@@ -242,13 +242,13 @@ class WorkerPool:
     Only the broker's main thread uses it.
 
     Args:
-        broker: The broker, which is told of ended workers.
-        start: Starts a worker: `start_child` with the options that all workers share.
+        broker: The service's broker.
+        start: Function that starts a worker: `start_child` with the options of all workers.
         name: Name of the service.
         devices: Names of devices. Function devices run only the operator's functions; others run clients' models,
             too.
-        named: Names of models; see `prepare`.
-        prepare: Called with the shared worker whenever one has started, to publish the models.
+        named: True if the shared worker serves named models.
+        prepare: Function that publishes the named models in a shared worker that has started.
         isolation: The rule by which clients that bring models share processes.
         user_quotas: Quotas that differ from `PER_USER`, for all connections of a user in one worker.
 
@@ -256,7 +256,7 @@ class WorkerPool:
         NNBurstError: The shared worker does not start, or a model cannot be published.
 
     Attributes:
-        shared: The worker for all clients, replaced if it dies.
+        shared: The connection to the worker for all clients, which is restarted if it dies.
         runs_own: True if clients may bring models.
         groups: Control groups of the workers; None if the broker itself counts resources.
         quotas: Quotas of a user.
@@ -299,7 +299,7 @@ class WorkerPool:
         return iter(list(self._all.values()))
 
     def take(self, client: AcceptedClient, *, own: bool = False) -> None:
-        """Hand a client to the shared worker or, with `own`, to the worker for its own models. Starts it if needed."""
+        """Hand a client to the shared worker or, with `own`, to the worker of its own models, started if needed."""
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
             key = client.peer.uid if self._isolation is Isolation.USER else client
@@ -308,7 +308,7 @@ class WorkerPool:
         self._all[key].take(client)
 
     def look(self) -> float:
-        """End idle workers and those that exceed their limits. Return the time of the next check."""
+        """End workers that are idle or exceed their limits. Return the time of the next check."""
         now, moments = time.monotonic(), [math.inf]
         is_time = now >= self._next_look
         if is_time:
@@ -377,14 +377,14 @@ class WorkerPool:
         self._part(worker, reason)
 
     def ended(self, worker: Worker) -> None:
-        """Tell a worker's clients that it has ended, unless this side has ended it."""
+        """Tell a worker's clients that the worker has ended, unless the broker has ended it."""
         if self._all.get(worker.key) is worker or worker.clients:
             reason = worker.how_ended()
             _log.error("%s", reason)
             self._part(worker, reason)
 
     def kill(self, worker: Worker, reason: str = "") -> None:
-        """End a worker, and tell its clients why. A worker that is starting ends once it is idle."""
+        """End a worker, and tell its clients the reason. A starting worker ends only when it is idle."""
         if worker.service is not None:
             self._part(worker, reason)
             worker.service.kill()
@@ -396,7 +396,7 @@ class WorkerPool:
                 self.broker.end_client(client, reason)
 
     def bury(self, worker: Worker) -> None:
-        """Hand no more clients to a worker. If it is the shared one, start another."""
+        """Hand no more clients to a worker. If it is the shared worker, start another."""
         if self._remove(worker):
             self._pauses.setdefault(worker.uid, Backoff()).begin_pause(time.monotonic() - worker.born)
             if worker.key is None:
@@ -432,7 +432,7 @@ class WorkerPool:
 
 
 def _state_of(uid: int) -> str:
-    """Create a state directory for another user's models. Neither user's models can reach the other's directory."""
+    """Create and return a separate state directory for another user's models."""
     try:
         directory = f"{os.path.abspath(default_state_directory())}-user-{uid}"
         make_directories(directory)

@@ -1,7 +1,6 @@
-"""The zygote: a process that has imported the modules of a service, and is forked to become one.
+"""The zygote: a process with the imports of a service, from which a client's services are forked.
 
-It serves one client, and knows only what the client's requests say. It has no other thread and no data, so its
-children can use everything that they inherit. `forked` describes the requests.
+`forked` describes the requests.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _QUIET = 0.2
 
 
 def _serve(control: socket.socket, client: int) -> ServiceOptions:
-    """Fork children. Returns only in each child, with its options; the zygote itself ends inside."""
+    """Fork children. Return each child's options in the child; never return in the zygote."""
     children: dict[int, tuple[int, socket.socket]] = {}
-    """The process id of each child, and the socket for its exit status, by pidfd."""
+    """(process id, socket for the exit status) of each child, by pidfd."""
     later = dict[str, bool]()
     """Devices (True if warm) whose remaining modules are loaded once there are no requests."""
     while True:
@@ -74,7 +73,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
 
 
 def _fork(options: ServiceOptions) -> int | None:
-    """Fork this process. Return the child's id, 0 in the child; None if the system refuses."""
+    """Fork this process. Return the child's process id, 0 in the child, or None if the system refuses."""
     for spec in options.devices:
         _load(spec, options.warm)
     with contextlib.suppress(OSError):
@@ -102,7 +101,7 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
 
 @cache
 def _load(spec: str, warm: bool, rest: bool = False) -> None:
-    """Import the modules of a device, for this start and later ones."""
+    """Import the modules of a device."""
     with contextlib.suppress(Exception):  # the child will report the error
         device = create_device(spec)
         DeviceInfo.of(device)  # finds versions and capabilities
@@ -113,7 +112,7 @@ def _load(spec: str, warm: bool, rest: bool = False) -> None:
 
 
 def main() -> int:
-    """Run as the zygote, and then as one of its children."""
+    """Run as the zygote and, in each forked child, as a service."""
     control, parent = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise the kernel drops the exit status of children

@@ -1,1 +1,1 @@
-"""The control socket's protocol: packets, values, the table of calls."""
+"""The protocol of the control socket."""

@@ -19,7 +19,7 @@ from .protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
 
 
 def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory, ...], list[int]]:
-    """Return the handles of a request's pools, and their descriptors (borrowed, in the same order)."""
+    """Return the handles of pools, and the pools' descriptors (borrowed, in the same order)."""
     handles: list[WireMemory] = []
     fds: list[int] = []
     for pool in pools:
@@ -36,7 +36,7 @@ def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory
 
 
 def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direct: bool = False) -> tuple[Memory, ...]:
-    """Build memories from handles; on an error none stays open. An unusable memory fails at its first use.
+    """Build memories from handles. If a handle is malformed, close the memories that were built.
 
     Args:
         allow_direct: True if the peer may ask for a direct mapping of memory that it can truncate.
@@ -86,7 +86,7 @@ def pools_from_wire(
 
 
 def total_size(handles: Iterable[WireMemory]) -> int:
-    """Return the total size in bytes of the memories behind these handles.
+    """Return the total size of memories in bytes.
 
     Raises:
         InvalidArgument: The layout of an image contradicts itself.
@@ -109,7 +109,7 @@ def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
 
 
 def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) -> Model:
-    """Build a model from a message. The caller closes its pools. Raises the same errors as `memories_from_wire`."""
+    """Build a model, whose pools the caller closes. Raises the same errors as `memories_from_wire`."""
     referenced = referenced_from_wire(wire.referenced)
     return Model(
         **asdict(wire) | {"referenced": referenced, "pools": memories_from_wire(wire.pools, fds, allow_direct)}
@@ -123,31 +123,31 @@ def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
 
 
 def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool) -> Request:
-    """Build a request from a message. The caller closes its pools. Raises the same errors as `pools_from_wire`."""
+    """Build a request, whose pools the caller closes. Raises the same errors as `pools_from_wire`."""
     pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
     return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)
 
 
 def cache_to_wire(files: CacheFiles) -> tuple[CacheFiles, list[int]]:
-    """Return cache files as indexes into a message's descriptors, and those descriptors (borrowed)."""
+    """Return cache files as indexes into a message's descriptors, and the descriptors (borrowed)."""
     fds = list(files.fds)
     return files.with_fds(range(len(fds))), fds
 
 
 def cache_from_wire(wire: CacheFiles, fds: FdBundle) -> CacheFiles:
-    """Return the cache files of a message. The caller closes their descriptors."""
+    """Return a message's cache files, whose descriptors the caller closes."""
     return wire.with_fds(fds.take(len(wire.fds)))
 
 
 def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:
-    """Return a queue descriptor's fields, and its descriptors (borrowed)."""
+    """Return a queue descriptor's fields and file descriptors (borrowed)."""
     fds = list(queue.fds)
     grantors = tuple(WireGrantor(*grantor) for grantor in queue.grantors)
     return WireQueue(grantors=grantors, quantum=queue.quantum, flags=int(queue.flags), n_fds=len(fds)), fds
 
 
 def descriptor_from_wire(wire: WireQueue, fds: FdBundle) -> MQDescriptor:
-    """Build a queue descriptor from a message; the result owns its descriptors.
+    """Build a queue descriptor, which owns its file descriptors.
 
     Raises:
         InvalidArgument: A number is outside the format.

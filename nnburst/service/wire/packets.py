@@ -4,8 +4,8 @@
     | kind   | flags  | n_fds    | call id    | body (MessagePack)                      |   little-endian
 
 kind 0 = request, 1 = reply, 2 = error reply. Call id 0 = no answer wanted. If bit 0 of flags is set, the body is in a
-sealed memfd, the last descriptor, and the eight bytes after the header are the body's length; n_fds does not count
-this memfd. Descriptors are passed by SCM_RIGHTS.
+sealed memfd, which is the last descriptor and is not counted in n_fds. The eight bytes after the header are then the
+body's length. Descriptors are passed by SCM_RIGHTS.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ class Kind(enum.IntEnum):
 
 
 class FdBundle(FdSet, Closing):
-    """The descriptors of a message. A handler owns those that it takes; `close` closes the others.
-
-    A closed bundle is empty.
-    """
+    """The descriptors of a message. A handler owns the descriptors that it takes; `close` closes the others."""
 
     __slots__ = ()
 
@@ -126,20 +123,20 @@ def _unspill(fd: int, length: int) -> bytes:
 
 
 class Outgoing:
-    """A message ready to be sent, with one or more tries. It owns its descriptors until `close`.
+    """An encoded message, which owns its descriptors until `close`.
 
     Args:
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
 
     Attributes:
         size: Bytes of the datagram.
-        n_fds: Number of descriptors that go with the message.
+        n_fds: Number of the message's descriptors.
         is_sent: True once the message was sent.
-        release: Gives back the message's charge, once it is received or dropped; None without a charge.
+        release: Function that releases the message's charge when the message is received or dropped, or None.
 
     Raises:
         InvalidArgument: There are too many descriptors.
-        ResourceExhausted: The body is too long, or the process has no descriptor or memory for a long one.
+        ResourceExhausted: The body is too long, or the process lacks a descriptor or memory for a long body.
     """
 
     def __init__(self, kind: Kind, number: int, body: bytes, fds: FdBundle | None = None) -> None:
@@ -206,12 +203,12 @@ def unread_bytes(sock: socket.socket) -> int:
 
 
 def receive(sock: socket.socket) -> Packet:
-    """Receive one message. Its descriptors are close-on-exec; after an error they are closed.
+    """Receive one message, whose descriptors are close-on-exec. After an error, all descriptors are closed.
 
     Raises:
         BlockingIOError: No message has come.
         EndOfStream: The peer closed its end, or the connection broke.
-        DescriptorsLost: The descriptors that came exceed this process's limit.
+        DescriptorsLost: The message's descriptors exceed this process's limit.
         Malformed: The datagram breaks the format.
     """
     try:
@@ -249,7 +246,7 @@ def receive(sock: socket.socket) -> Packet:
 
 
 def peek_first(sock: socket.socket) -> tuple[int, Hello | EndClients | LoadModel]:
-    """Return a client's first message, and its number, without receiving it.
+    """Return the call id and body of a client's first message, without receiving it.
 
     Raises:
         BlockingIOError: No message has come.

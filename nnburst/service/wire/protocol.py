@@ -1,11 +1,10 @@
 """The calls of the control plane: one table of typed messages (`CALLS`, at the end).
 
 A message is a msgspec struct, encoded as MessagePack and tagged with its name. A new call needs two structs and one
-row; the transport, the host and the proxies find everything else in the row. Decoding is strict: an unknown name or
-field, a wrong type, or a count beyond the limits below raises `Malformed`, which ends the connection.
+row. Decoding is strict: an unknown name or field, a wrong type, or a count beyond the limits below raises `Malformed`,
+which ends the connection.
 
-A message never contains tensors. A pool is a `WireMemory` plus its descriptors; only constants of at most 128 bytes
-are inline, in `WireModel.operand_values`.
+A message contains no tensors except constants of at most 128 bytes, in `WireModel.operand_values`.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _MAX_TEXT = 4096
 
 
 class Malformed(Exception):
-    """The peer sent something that no correct peer sends. Only the connection ends."""
+    """The peer broke the protocol. Only the connection ends."""
 
 
 class Side(enum.Enum):
-    """The side that serves a call: one of the two ends, or the broker of a shared service for the first call."""
+    """The side that serves a call. The broker of a shared service serves only the first call of a connection."""
 
     SERVICE = "service"
     CLIENT = "client"
@@ -52,9 +51,9 @@ class Side(enum.Enum):
 MAX_FDS = 253
 """Descriptors per message (SCM_MAX_FD of Linux)."""
 MAX_INLINE = 64 * 1024
-"""Longest body in a datagram, in bytes; a longer one is sent in a sealed memfd."""
+"""Longest body in a datagram, in bytes; a longer body is sent in a sealed memfd."""
 MAX_BODY = 16 * 1024 * 1024
-"""Longest body of a message, in bytes. It need not contain large constants, which are in pools."""
+"""Longest body of a message, in bytes."""
 MAX_REFERENCED = 1024
 """Maximum number of subgraphs that a model refers to, with at most `MAX_OPERANDS` operands and operations in all."""
 
@@ -79,14 +78,14 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sandbox(Value, frozen=True, omit_defaults=True):
-    """The sandbox of a service process, as it reported when the sandbox was closed.
+    """The sandbox of a service process, as the process reports it.
 
     Attributes:
         mode: ``"strict"``, ``"on"`` or ``"off"``.
         landlock: Version of the kernel's Landlock, which limits files, ports and processes; 0 if it is not in force.
         seccomp: True if the process is limited to a list of system calls.
         granted: Needs that the devices have declared, one sentence each.
-        missing: Walls that this kernel, or this container, lacks.
+        missing: Parts of the sandbox that this kernel, or this container, lacks.
     """
 
     mode: Name
@@ -103,10 +102,10 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 
 
 class WireMemory(Value, frozen=True, omit_defaults=True):
-    """A memory pool: its layout, and how many of the message's descriptors belong to it (in order).
+    """A memory pool. The message's next `n_fds` descriptors belong to it.
 
-    `buffer`: 0, or the id of a driver-managed buffer; `steps`: the number of steps of a request. If one of the two is
-        set, the other fields are ignored.
+    `buffer`: 0, or the id of a driver-managed buffer; `steps`: the number of steps of a request. If `buffer` or `steps`
+        is set, all other fields are ignored.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=64)]
@@ -133,7 +132,7 @@ class WireGrantor(Value, frozen=True):
 
 
 class WireQueue(Value, frozen=True):
-    """An `MQDescriptor` without its descriptors."""
+    """An `MQDescriptor` without its file descriptors."""
 
     grantors: Annotated[tuple[WireGrantor, ...], msgspec.Meta(max_length=16)]
     quantum: Id
@@ -163,10 +162,10 @@ _subgraphs = msgspec.msgpack.Decoder(Subgraph)
 
 
 def referenced_from_wire(encoded: Sequence[msgspec.Raw]) -> tuple[Subgraph, ...]:
-    """Decode the subgraphs that a model refers to. Stop at the first that has too many operands.
+    """Decode the subgraphs that a model refers to.
 
     Raises:
-        InvalidArgument: There are too many operands, or an item is not a subgraph.
+        InvalidArgument: There are too many operands or operations, or an item is not a subgraph.
     """
     graphs: list[Subgraph] = []
     left = MAX_OPERANDS
@@ -191,7 +190,7 @@ class WireRequest(Value, frozen=True):
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
-    """Base of all messages. Docstrings describe only the fields whose name and type do not explain them."""
+    """Base of all messages."""
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
 
 
 class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
-    """Opens a connection. The first call.
+    """Opens a connection, as its first call.
 
     `own`: True for a connection that runs the client's own models, on devices in `ListDevicesReply.apart`.
     """
@@ -227,7 +226,7 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
     """The reply to `Hello`.
 
-    `sandbox`: the walls around the service.
+    `sandbox`: the service's sandbox.
     """
 
     version: tuple[Id, Id]
@@ -323,7 +322,7 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
     """The reply to `PrepareModel`.
 
-    `cache`: the result of saving; `takes_steps`: a burst's slot may be a number of steps.
+    `cache`: the result of saving; `takes_steps`: True if a slot of a burst may stand for a number of steps.
     """
 
     prepared_model: Id
@@ -406,7 +405,7 @@ Dimensions = Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)]
 
 
 class Allocate(Message, tag="allocate", frozen=True):
-    """Allocates a driver-managed buffer. Roles are indexes into `prepared_models`, which has objects' numbers."""
+    """Allocates a driver-managed buffer. A role has an index into `prepared_models`, a list of object numbers."""
 
     device: Id
     dimensions: Dimensions
@@ -466,7 +465,7 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
     """The reply to `ConfigureBurst`.
 
-    `cpus`: processors of the listener; `pipelined`: several requests may wait, and the bell is used.
+    `cpus`: processors of the listener; `pipelined`: True if several requests may wait and the bell is used.
     """
 
     burst: Id
@@ -489,7 +488,7 @@ class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
 
 
 class FailureReason(Message, tag="failure_reason", frozen=True):
-    """Fetches the message of a burst's last failure, for which a packet has no room."""
+    """Fetches the message of a burst's last failure."""
 
     burst: Id
 
@@ -499,7 +498,7 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
 
 
 class EndNotice(Message, tag="ending", frozen=True, omit_defaults=True):
-    """Reports that the service ends, or only the burst of a callback, and the reason."""
+    """Reports why the service ends or, with `callback`, why a burst ends."""
 
     reason: Text
     callback: Id = 0
@@ -521,8 +520,8 @@ class Release(Message, tag="release", frozen=True):
 class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
     """Ends all connections of a process, and their runs. Only for the user who runs the service and for root.
 
-    `uid`: ends instead all connections of a user, except the asking process's, and the process of the user's own
-        models.
+    `uid`: user whose connections end instead, except those of the asking process; the process of the user's own models
+        ends, too.
     """
 
     pid: Id = 0
@@ -565,7 +564,7 @@ class WithdrawModel(Message, tag="withdraw_model", frozen=True):
 class PublishModel(Message, tag="publish_model", frozen=True, omit_defaults=True):
     """Compiles an imported model and serves it under a name. Only for the broker. Carries the descriptors of the pools.
 
-    `batch`: most rows of one run; `batch_wait`: seconds that a request waits for others.
+    `batch`: maximum number of rows in one run; `batch_wait`: seconds that a request waits for others.
     """
 
     name: ArgumentName
@@ -580,7 +579,7 @@ class PublishModel(Message, tag="publish_model", frozen=True, omit_defaults=True
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
-    """Releases everything that the connection owns, before the answer. The last call."""
+    """Releases everything that the connection owns, then answers. The last call."""
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -607,7 +606,7 @@ class Call(Struct, frozen=True):
     """A row of the table: a call, the side that serves it, and how many descriptors its messages carry.
 
     Attributes:
-        computes: True if a device computes during the call. Calls that do not compute never wait for these.
+        computes: True if a device computes during the call. Other calls never wait for computing calls.
     """
 
     request: type[Message]
@@ -717,7 +716,7 @@ def encode_request(message: Message) -> bytes:
     """Encode a request, and check that the other side can read it.
 
     Raises:
-        InvalidArgument: The other side could not read it; the error names the field.
+        InvalidArgument: The other side could not read the request; the error names the field.
     """
     name = CALL_BY_REQUEST[type(message)].name
     try:
@@ -732,7 +731,7 @@ def encode_reply(call: Call, message: Message) -> bytes:
     """Encode a reply, and check that the other side can read it.
 
     Raises:
-        GeneralFailure: The other side could not read it; the error names the field.
+        GeneralFailure: The other side could not read the reply; the error names the field.
     """
     try:
         body = encode(message)
@@ -750,11 +749,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
 
 
 def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
-    """Decode a request that `side` serves.
-
-    Raises:
-        Malformed: The body is not a request that `side` serves.
-    """
+    """Decode a request that `side` serves. Raises `Malformed` for any other body."""
     message: Message = _decode(_request_decoder, body)
     call = CALL_BY_REQUEST[type(message)]
     if call.side is not side:
@@ -763,29 +758,17 @@ def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
 
 
 def decode_first(body: bytes) -> Hello | EndClients | LoadModel:
-    """Decode the first request of a connection to a shared service.
-
-    Raises:
-        Malformed: The body is something else.
-    """
+    """Decode the first request of a connection to a shared service. Raises `Malformed` for any other body."""
     return _decode(_first_decoder, body)
 
 
 def decode_reply(call: Call, body: bytes) -> Message:
-    """Decode the reply to `call`.
-
-    Raises:
-        Malformed: The body is something else.
-    """
+    """Decode the reply to `call`. Raises `Malformed` for any other body."""
     return _decode(_reply_decoders[call.request], body)
 
 
 def decode_error(body: bytes) -> ErrorReply:
-    """Decode an error reply.
-
-    Raises:
-        Malformed: The body is something else.
-    """
+    """Decode an error reply. Raises `Malformed` for any other body."""
     return _decode(_error_decoder, body)
 
 
@@ -806,6 +789,6 @@ def error_of(reply: ErrorReply) -> NNBurstError:
 
 
 def sendable(text: str) -> str:
-    """Return a sentence that fits into a message: cut to the longest length, and valid UTF-8."""
+    """Return a text as valid UTF-8, cut to the maximum length in a message."""
     text = text.encode(errors="backslashreplace").decode()  # a file name may contain invalid UTF-8
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
