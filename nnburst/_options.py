@@ -30,20 +30,7 @@ TensorLayout = Literal["NHWC", "NCHW"]
 PaddingName = Literal["same", "valid"]
 """Padding of an image; see `nnburst.ModelBuilder`."""
 ImageFormat = Literal[
-    "RGB",
-    "BGR",
-    "RGBA",
-    "BGRA",
-    "FP16",
-    "GRAY8",
-    "GRAY16",
-    "R8G8",
-    "R16G16",
-    "NV12",
-    "NV21",
-    "P010",
-    "I420",
-    "YV12",
+    "RGB", "BGR", "RGBA", "BGRA", "FP16", "GRAY8", "GRAY16", "R8G8", "R16G16", "NV12", "NV21", "P010", "I420", "YV12"
 ]
 """Pixel format of an image; see `nnburst.Memory.hardware_buffer`."""
 FlavourName = Literal["synchronized", "unsynchronized"]

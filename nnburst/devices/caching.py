@@ -90,13 +90,7 @@ class DeviceCacheHome:
             cache_key, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt
         )
 
-    def save(
-        self,
-        files: CacheFiles,
-        payloads: Payloads,
-        *,
-        compiled: Callable[[], bytes] | None = None,
-    ) -> SaveResult:
+    def save(self, files: CacheFiles, payloads: Payloads, *, compiled: Callable[[], bytes] | None = None) -> SaveResult:
         """Save an entry as `DeviceCache.save` does. An unexpected exception becomes the reason IO_ERROR.
 
         The client sends the fingerprint of the requested model. Its memory and files may have changed since, so that

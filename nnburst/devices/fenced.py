@@ -19,12 +19,7 @@ from msgspec.structs import replace
 
 from .._core.fds import FdSet
 from .._core.threads import start_daemon
-from ..errors import (
-    ErrorStatus,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-)
+from ..errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from ..model.running import ExecutionResult, RunOptions, failure_of, reason_of
 from ..model.types import NO_TIMING, MeasureTiming, Timing
 from .deadline import earlier, is_limit

@@ -320,9 +320,7 @@ def _response(name: str, version: str, request_id: object, answers: Answers, bin
     if not parts:
         return web.Response(body=head, content_type="application/json")
     return web.Response(
-        body=b"".join([head, *parts]),
-        content_type="application/octet-stream",
-        headers={_HEADER: str(len(head))},
+        body=b"".join([head, *parts]), content_type="application/octet-stream", headers={_HEADER: str(len(head))}
     )
 
 

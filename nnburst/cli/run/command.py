@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False))
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=FILE.npy",
-    help="Read an input; may be repeated.",
-)
+@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="Read an input; may be repeated.")
 @click.option("--output", "outputs", multiple=True, metavar="NAME=FILE.npy", help="Save an output; may be repeated.")
 @click.option("--random", "fill", is_flag=True, help="Generate values for inputs that are not given.")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input without a value.")

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._core.deadline import Deadline
-from ...errors import (
-    BadState,
-    GeneralFailure,
-    MissedDeadline,
-    OutputInsufficientSize,
-    ResourceExhausted,
-)
+from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
 from ...model.types import Array
 from ..execution import Execution, setting_up
 from ..request.node_args import checked_inputs, complete_shapes

@@ -19,15 +19,7 @@ from ...devices.described import DescribedDevice, DeviceInfo
 from ...devices.fence import Fence
 from ...devices.fenced import FencedExecution, FencedInfo, check_fences
 from ...devices.interfaces import Buffer, CacheFiles, CompileJob, PreparedModel
-from ...errors import (
-    BadState,
-    DeadObject,
-    Ending,
-    ErrorStatus,
-    InvalidArgument,
-    MissedDeadline,
-    NNBurstError,
-)
+from ...errors import BadState, DeadObject, Ending, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError
 from ...model.extensions import ImportedModel
 from ...model.running import ExecutionResult, Failure, RunOptions, failure_of
 from ...model.types import BufferDesc, BufferRole, DeviceStatus, Model, Request
