@@ -32,31 +32,32 @@ _REASONS = {
 
 def default_cache_directory() -> Path:
     """Return ``NNBURST_CACHE_DIR`` or a directory in the user's cache home. Raises `CacheRejected` if there is none."""
-    return _own_directory("NNBURST_CACHE_DIR") or _xdg_directory("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
+    given = _own_variable("NNBURST_CACHE_DIR")
+    return Path(given) if given else _xdg_directory("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
 
 
 def default_state_directory() -> Path:
     """Return ``NNBURST_STATE_DIR`` or a directory in the user's state home. Raises `CacheRejected` if there is none."""
-    return _own_directory("NNBURST_STATE_DIR") or _xdg_directory("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
+    given = _own_variable("NNBURST_STATE_DIR")
+    return Path(given) if given else _xdg_directory("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
 
 
-def _own_directory(variable: str) -> Path | None:
-    """Return the path in an environment variable; None in a setuid process, because another user set its variables."""
-    given = os.environ.get(variable)
-    return Path(given) if given and os.getuid() == os.geteuid() else None
+def _own_variable(name: str) -> str:
+    """Return an environment variable; "" in a setuid process, because another user set its variables."""
+    return os.environ.get(name, "") if os.getuid() == os.geteuid() else ""
 
 
 def _xdg_directory(variable: str, below_home: str) -> Path:
     """Return a base directory by the XDG specification. A relative path in `variable` is ignored."""
-    given = os.environ.get(variable, "")
+    given = _own_variable(variable)
     return Path(given) if os.path.isabs(given) else _home() / below_home
 
 
 def _home() -> Path:
-    home = os.environ.get("HOME", "")
+    home = _own_variable("HOME")
     if not os.path.isabs(home):
         try:
-            home = pwd.getpwuid(os.getuid()).pw_dir
+            home = pwd.getpwuid(os.geteuid()).pw_dir
         except KeyError:  # In a container, a user id may lack a name.
             home = ""
     if not os.path.isabs(home):

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -389,10 +390,14 @@ def test_limit_from_the_environment(
 def test_privileged_process_heeds_no_variables_that_another_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("CACHE_DIR", "/theirs"), ("STATE_DIR", "/theirs"), ("CACHE_MAX_BYTES", "77")):
         monkeypatch.setenv(f"NNBURST_{name}", value)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, "/theirs")
     assert default_cache_directory() == default_state_directory() == Path("/theirs")
     user = os.getuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    assert Path("/theirs") not in (default_cache_directory(), default_state_directory())
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=f"/home/{uid - user}"))
+    assert default_cache_directory() == Path("/home/1/.cache/nnburst/v1")
+    assert default_state_directory() == Path("/home/1/.local/state/nnburst/v1")
     assert Limits.from_environment() == Limits()
 
 
