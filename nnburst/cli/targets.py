@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import pwd
 from collections.abc import Sequence
+from typing import Any
+
+import click
 
 from ..errors import InvalidArgument
 
 _DIGITS = 18
+
+
+class Seconds(click.FloatRange):
+    """Type of an option for a time. Refuses NaN, which click finds in every range."""
+
+    name = "s"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 def whole_number(text: str) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .targets import size, whole_number
+from .targets import Seconds, size, whole_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ _UNLIMITED = 100_000
 @click.option("--once", is_flag=True, help="Print once, with totals since the start of each service.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list at each update, one per line.")
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
+    "--interval", type=Seconds(0.1, 3600), default=1.0, show_default=True,
     help="Seconds between updates.",
 )  # fmt: skip
 @click.option("--every-user", is_flag=True, help="Show services of all users; only for root.")

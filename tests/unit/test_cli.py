@@ -127,6 +127,12 @@ def test_file_of_options_of_the_page_is_read_as_printed(serve_with: Callable[...
         ("oip-control = 3", "'3' is not a valid boolean"),
         ("max-run = true", "'True' is not a valid"),
         ('config = "other.toml"', "has config; nnburst serve has no such option"),
+        ("max-run = nan", "'nan' is not a number of seconds"),
+        ("max-run = 1\nmax_run = 2", "has max_run twice"),
+        ('name = ["vision"]', "has name = ['vision']; this option takes a single value"),
+        ("oip-control = [true]", "this option takes a single value"),
+        ('device = "nnburst-noop"', "this option takes a list or a table"),
+        ("name = " + "[" * 5000, "is no TOML"),
     ],
 )
 def test_file_of_options_that_is_wrong_is_refused(serve_with: Callable[..., Any], config: str, said: str) -> None:

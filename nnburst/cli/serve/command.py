@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import InvalidArgument
-from ..targets import parse_pairs, user_number, whole_number
+from ..targets import Seconds, parse_pairs, user_number, whole_number
 
 if TYPE_CHECKING:
     from ..._options import LogLevel, SandboxMode
@@ -66,15 +66,23 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 
     if file is None:
         return
+    takes_many = {each.name: each.multiple or each.nargs != 1 for each in context.command.params if each != parameter}
+    found: dict[str, str | list[str]] = {}
     try:
-        found = {key.replace("-", "_"): value for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items()}
-    except ValueError as error:
+        for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
+            name = key.replace("-", "_")
+            if name not in takes_many:
+                raise click.BadParameter(f"{file} has {key}; nnburst serve has no such option")
+            if name in found:
+                raise click.BadParameter(f"{file} has {key} twice")
+            if isinstance(value, dict | list) is not takes_many[name]:
+                form = "a list or a table" if takes_many[name] else "a single value"
+                raise click.BadParameter(f"{file} has {key} = {value!r}; this option takes {form}")
+            words = _pairs(value) if isinstance(value, dict) else map(str, value) if isinstance(value, list) else None
+            found[name] = str(value) if words is None else list(words)
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"{file} is no TOML: {error}") from None
-    if unknown := found.keys() - {each.name for each in context.command.params if each is not parameter}:
-        raise click.BadParameter(f"{file} has {', '.join(sorted(unknown))}; nnburst serve has no such option")
-    tables = {key: list(_pairs(value)) for key, value in found.items() if isinstance(value, dict)}
-    words = {key: str(value) for key, value in found.items() if not isinstance(value, dict | list)}
-    context.default_map = found | tables | words
+    context.default_map = found
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NNBURST_SERVE"})
@@ -95,19 +103,13 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
 @click.option("--quota", multiple=True, metavar="KEY=N", help="Limit a connection (KEY) or a user (user.KEY).")
 @click.option(
-    "--max-run", type=click.FloatRange(0, 1e6, min_open=True), metavar="S",
-    help="End a run that takes longer than S seconds [default: none].",
-)  # fmt: skip
+    "--max-run", type=Seconds(0, 1e6, min_open=True), help="End a run that takes longer than S seconds [default: none]."
+)
 @click.option(
-    "--max-compile", type=click.FloatRange(0, 1e6, min_open=True), default=600.0, show_default=True, metavar="S",
+    "--max-compile", type=Seconds(0, 1e6, min_open=True), default=600.0, show_default=True,
     help="End a process that compiles a client's model for longer than S seconds.",
 )  # fmt: skip
-@click.option(
-    "--idle-exit",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    metavar="S",
-    help="End after S seconds without a client.",
-)
+@click.option("--idle-exit", type=Seconds(0, 1e6, min_open=True), help="End after S seconds without a client.")
 @click.option(
     "--metrics", metavar="[HOST:]PORT|unix:PATH",
     help="Serve Prometheus metrics at this address, or port of the loopback interface; needs nnburst[metrics].",
@@ -121,12 +123,12 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain, to serve over TLS.")
 @click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="Private key of --oip-cert, without a password.")
 @click.option(
-    "--oip-keepalive", type=click.FloatRange(1, 86400), default=75.0, show_default=True, metavar="S",
+    "--oip-keepalive", type=Seconds(1, 86400), default=75.0, show_default=True,
     help="Close an HTTP connection after S seconds without a request; ping a gRPC client that is silent for S seconds.",
 )  # fmt: skip
 @click.option("--oip-control", is_flag=True, help="Let network clients load and unload models.")
 @click.option(
-    "--oip-drain", type=click.FloatRange(0, 1e6), default=20.0, show_default=True, metavar="S",
+    "--oip-drain", type=Seconds(0, 1e6), default=20.0, show_default=True,
     help="When the service is stopped, let running network requests take up to S seconds more.",
 )  # fmt: skip
 @click.option("--oip-shared-memory", is_flag=True, help="Let network clients pass tensors in shared memory.")

@@ -12,7 +12,7 @@ import click
 from ..._core.deadline import Deadline
 from ..._core.fds import ready
 from ...errors import DeviceUnavailable
-from ..targets import user_number
+from ..targets import Seconds, user_number
 
 
 @click.command()
@@ -51,7 +51,7 @@ def ls(as_json: bool) -> None:
 @click.argument("pid", type=click.IntRange(1), required=False)
 @click.option("--user", metavar="USER", help="End all connections of this user (name or number) instead.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
+    "--timeout", type=Seconds(0, 1e6), default=30.0, show_default=True,
     help="Seconds that the service may take to answer.",
 )  # fmt: skip
 @click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust this user's services.")
@@ -78,7 +78,7 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
 @click.command()
 @click.argument("address", metavar="NAME|unix:PATH")
 @click.option(
-    "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
+    "--timeout", type=Seconds(0, 1e6), default=30.0, show_default=True,
     help="Seconds that the service may take to end.",
 )  # fmt: skip
 @click.option("--kill", is_flag=True, help="End the service at once, without waiting for its runs.")
