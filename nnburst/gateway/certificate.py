@@ -39,7 +39,10 @@ class Certificate:
             latest.load_cert_chain(certificate, key, password="")
             self.pair = Path(key).read_bytes(), Path(certificate).read_bytes()
         except OSError as error:  # includes the errors of ssl
-            raise InvalidArgument(f"--oip-cert {certificate}, --oip-key {key}: {error}") from None
+            raise InvalidArgument(
+                f"--oip-cert {certificate}, --oip-key {key}: give PEM files, and a key without a password that belongs "
+                f"to the certificate: {error}"
+            ) from None
         self._latest = latest
 
     def _present(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:

@@ -366,7 +366,8 @@ async def serve(
         else:
             port = server.add_secure_port(address, _credentials(certificate))
     except (RuntimeError, UnicodeError) as error:
-        raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
+        or_tls = "" if certificate is None else ", or gRPC refuses the certificate (take one with an RSA or P-256 key)"
+        raise DeviceUnavailable(f"cannot listen at {address}{or_tls}: {error}") from None
     await server.start()
     return server, address if address.startswith("unix:") else port
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,8 @@ from .certificate import Certificate
 
 _ID = "X-Request-ID"
 _MOST_ID = 128
+_HANDSHAKE_S = 60.0
+"""Seconds after which asyncio ends a TLS handshake. Python 3.11 may keep the objects of a failed one for longer."""
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:
@@ -79,18 +82,42 @@ def guard(tokens: Tokens, free: str | None = None) -> Any:
     return guarded
 
 
-def _limit_connections(server: Any, most: int, *, ends_oldest: bool) -> None:
-    """Reset connections beyond a limit: without free descriptors, the event loop would log errors endlessly."""
-    note = server.connection_made
+class _New(asyncio.Protocol):
+    """A connection before the end of its TLS handshake. Only its deletion shows that the handshake has failed."""
 
-    def connection_made(handler: object, transport: asyncio.Transport) -> None:
-        note(handler, transport)
-        if len(server.connections) > most:
-            gone = server.connections[-most - 1].transport if ends_oldest else transport
-            if gone is not None:
-                asyncio.get_running_loop().call_soon(gone.abort)  # after aiohttp has set up the connection
+    def __init__(self, begin: Callable[[Any], None]) -> None:
+        self.connection_made = begin  # type: ignore[assignment, method-assign]
 
-    server.connection_made = connection_made
+
+class _Runner(web.AppRunner):
+    """Ends connections beyond a limit: without free descriptors, the event loop would log errors endlessly."""
+
+    def __init__(self, application: web.Application, most: int, *, ends_oldest: bool, **options: Any) -> None:
+        super().__init__(application, **options)
+        self._most, self._ends_oldest, self._handshakes = most, ends_oldest, set[object]()
+
+    @property
+    def server(self) -> Any:
+        return self._accept
+
+    def _accept(self) -> _New:
+        """Return the protocol object of a new connection. Asyncio closes the connection if this raises an error."""
+        server: Any = super().server
+        if not self._ends_oldest and len(server.connections) + len(self._handshakes) >= self._most:
+            raise ConnectionRefusedError
+        new, mark = _New(self._begin), object()
+        self._handshakes.add(mark)
+        weakref.finalize(new, self._handshakes.discard, mark)
+        asyncio.get_running_loop().call_later(_HANDSHAKE_S, self._handshakes.discard, mark)
+        return new
+
+    def _begin(self, transport: Any) -> None:
+        server: Any = super().server
+        handler = server()
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
+        if len(server.connections) > self._most and (gone := server.connections[-self._most - 1].transport):
+            asyncio.get_running_loop().call_soon(gone.abort)  # after aiohttp has set up the connection
 
 
 async def listen(
@@ -117,8 +144,10 @@ async def listen(
     """
     host, _, port = address.rpartition(":")
     application.on_response_prepare.append(_name)
-    runner = web.AppRunner(
+    runner = _Runner(
         application,
+        most,
+        ends_oldest=ends_oldest,
         access_log=access,
         access_log_class=_AccessLogger,
         auto_decompress=False,  # the handlers inflate and count
@@ -127,7 +156,6 @@ async def listen(
         shutdown_timeout=FAREWELL_S,
     )
     await runner.setup()
-    _limit_connections(runner.server, most, ends_oldest=ends_oldest)
     tls = None if certificate is None else certificate.context
     try:
         if address.startswith("unix:"):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import gc
 import ipaddress
 import logging
+import signal
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +34,8 @@ from nnburst.gateway.budget import Budget
 from nnburst.gateway.certificate import Certificate
 from nnburst.gateway.listen import note_request
 from nnburst.gateway.regions import Regions
-from support.gateways import MARKS, SlowModels, both_protocols, ports, raw
-from support.waiting import PATIENCE
+from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, both_protocols, ports, raw
+from support.waiting import PATIENCE, until
 
 pytestmark = MARKS
 
@@ -173,3 +177,45 @@ def test_both_protocols_have_tls_and_a_new_certificate_counts_for_new_connection
             assert await asked(port, rest_port, second) == (True, True)
 
     asyncio.run(main())
+
+
+def test_handshakes_count_towards_the_most_connections(certify: Callable[[Any], tuple[str, str]]) -> None:
+    async def main() -> None:
+        certificate, budget = Certificate(*certify(ec.generate_private_key(ec.SECP256R1()))), Budget()
+        budget.most_connections = 2
+        async with ports(SlowModels(), budget, certificate=certificate) as (_, port), aiohttp.ClientSession() as http:
+            waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.read() == b""
+            for each in (writer, *(writer for _, writer in waiting)):
+                each.close()
+            while True:
+                gc.collect()  # Python 3.11 keeps handshakes that have failed
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with http.get(f"https://127.0.0.1:{port}/v2/health/live", ssl=False) as answer:
+                        assert answer.status == 200
+                        return
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+@pytest.mark.check
+def test_client_that_breaks_off_a_handshake_leaves_no_line_and_sighup_renews_the_certificate(
+    certify: Callable[[Any], tuple[str, str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = certify(ec.generate_private_key(ec.SECP256R1()))
+    gateway = Gateway(tmp_path, "--oip-cert", files[0], "--oip-key", files[1])
+    places = [("127.0.0.1", gateway.ports[protocol]) for protocol in PROTOCOLS]
+    try:
+        for place in places:
+            with socket.create_connection(place, PATIENCE) as broken:
+                broken.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                while broken.recv(4096):
+                    pass
+        assert capfd.readouterr().err == ""
+        certify(ec.generate_private_key(ec.SECP256R1()))
+        gateway.process.send_signal(signal.SIGHUP)
+        latest = Path(files[0]).read_text()
+        until(lambda: all(ssl.get_server_certificate(place) == latest for place in places), "no port has the new one")
+    finally:
+        gateway.close()

@@ -280,6 +280,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path, models: Path) -> No
         (["--models", str(tmp_path / "none")], "cannot be read"),
         (["--models", str(tmp_path / "several")], "has 0 models"),
         (["--models", str(models), "--oip-control"], "are for clients of --oip"),
+        (["--models", str(models), "--oip-key", "key.pem"], "are for clients of --oip"),
         (["--models", str(models), "--oip", "8001"], "HOST:PORT"),
         (["--device", "nnburst-noop", "--oip", "127.0.0.1:8001"], "--model"),
     ):

@@ -181,9 +181,9 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
     """
     wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
     if not any(wanted.values()):
-        if options["shared_memory"] or options["control"] or options["cert"]:
+        if options["shared_memory"] or options["control"] or options["cert"] or options["key"]:
             raise InvalidArgument(
-                "--oip-shared-memory, --oip-control and --oip-cert are for clients of --oip or --oip-rest"
+                "--oip-shared-memory, --oip-control, --oip-cert and --oip-key are for clients of --oip or --oip-rest"
             )
         return None
     for option, address in wanted.items():
@@ -195,8 +195,10 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
         )
     if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
-    window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}
-    return Child("the gateway", "--oip", options, patience=options["drain"], environment=window)
+    environment = {"GRPC_VERBOSITY": "ERROR"}  # by default gRPC logs each handshake that a client breaks off
+    if default_polling_window():
+        environment["NNBURST_POLLING_WINDOW_US"] = str(_WINDOW_US)
+    return Child("the gateway", "--oip", options, patience=options["drain"], environment=environment)
 
 
 def start_metrics(where: str | None, options: Mapping[str, Any]) -> Child | None:
