@@ -26,7 +26,7 @@ def operation_lines(code: int, row: Signature) -> tuple[str, list[str]]:
     head = [operation_name(code), str(int(code)), _version(since), "any" if len(kinds) > 16 else ",".join(kinds)]
     forms, outputs = ([" ".join(map(_text, form)) for form in lists] for lists in (row.forms, row.outputs))
     longest = [form for form in forms if not any(other.startswith(form + " ") for other in forms)]
-    text = f"{_alternatives([_braced(form) for form in longest])} → {max(outputs, key=len)}"
+    text = f"{_alternatives([_braced(form) for form in longest])} → {max(outputs, key=len)}".removesuffix(" → out:T")
     lines = textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="        ")
     return " ".join(head) + f" [{marks}]" * bool(marks), lines
 
@@ -105,8 +105,9 @@ IF and WHILE are `branch` and `loop`. `[zero]`: inputs may have a dimension of s
 runs the operation, [where dimensions and parameters are known](devices.md#nnapis-operations-on-onnx-runtime).
 `nnburst-reference` runs all operations.
 
-An indented line has the inputs and outputs of the operations above. `x?` may be omitted; `x+` is one operand or more,
-`x*` any number. `(a | b)` is either. `stride_{w,h}:i32` is short for `stride_w:i32 stride_h:i32`.
+An indented line has the inputs and outputs of the operations above; a line without outputs has the output `out:T`.
+`x?` may be omitted; `x+` is one operand or more, `x*` any number. `(a | b)` is either. `stride_{w,h}:i32` is short for
+`stride_w:i32 stride_h:i32`.
 
 - `F32`, `F16`, `I32`, `B8`: tensors of float32, float16, int32, bool. `f32`, `f16`, `i32`, `bool`: scalars.
 - `Q8`, `Q8S`: tensors of unsigned and of signed bytes, with scale and zero point.
