@@ -64,9 +64,9 @@ class NNCache:
             max_key: Maximum bytes of a key.
             max_value: Maximum bytes of a value.
             max_total: Maximum bytes of all keys and values together.
-            policy: Eviction order of a full cache, ``"random"`` or ``"lru"`` (least recently used first); and its
-                amount. ``"halve"``: down to half of the limit; a new entry that still does not fit is not stored.
-                ``"fit"``: until the new entry fits. ``"fit_halve"``: until the new entry fits, at least down to half.
+            policy: Order of eviction, ``"random"`` or ``"lru"`` (least recently used first), and its amount:
+                ``"halve"`` evicts down to half of `max_total`, and drops a new entry that still does not fit;
+                ``"fit"`` evicts until the new entry fits; ``"fit_halve"`` does both.
 
         Raises:
             InvalidArgument: The policy is unknown.
@@ -116,7 +116,7 @@ class NNCache:
 
         Args:
             key: Key of the value.
-            allocate: Called with the size of a value that exists. Returns a buffer; None if memory is short.
+            allocate: Function that returns a buffer of a given size, or None.
 
         Returns:
             Size and buffer; 0 and None if there is no value.
@@ -151,7 +151,7 @@ class NNCache:
             return True
 
     def terminate(self) -> None:
-        """Save, and empty the memory. Idempotent."""
+        """Save the blobs, and remove them from memory. Idempotent."""
         self.flush()
         with self._lock:
             self._stop_timer()
@@ -166,7 +166,7 @@ class NNCache:
             self._timer.start()
 
     def abandon(self) -> None:
-        """Reset the cache in a forked child: without timer and unsaved blobs, it reads the file again."""
+        """Reset the cache in a forked child. It reads the file again."""
         self._lock, self._saving = threading.RLock(), threading.Lock()
         self._cache, self._timer, self._dirty = None, None, False
 
@@ -187,7 +187,7 @@ class NNCache:
 
     def _load(self, cache: BlobCache) -> None:
         try:
-            # The smallest entry has two bytes, and ten in the file: this cache cannot have written a larger file.
+            # An entry has at most five times its size in the file: this cache never writes a larger file.
             data = read_blob_file(self._filename, 5 * cache.max_total + 4096)
             cache.unflatten(data, build=self._build, key=self._key)
         except FileNotFoundError:

@@ -7,7 +7,7 @@
     96 entries as (key, value), least recently used first: MessagePack
 
 The code is SHA-256, or HMAC-SHA256 with a key. Without a key the code detects only accidental damage, so the file must
-be where only the device can write. The code is checked before the entries are used.
+be where only the device can write.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class BlobCache:
         """Copy a value into a buffer that the caller allocates. Only a copy counts as a use.
 
         Args:
-            allocate: Called with the size of a value that exists. Returns a buffer; None if memory is short.
+            allocate: Function that returns a buffer of a given size, or None.
 
         Returns:
-            Size and buffer: 0 and None if there is no value, the size and None if `allocate` returned None.
+            Size and buffer; 0 and None if there is no value.
         """
         value = self._values.get(bytes(key)) if len(key) <= self.max_key else None
         if value is None:
@@ -197,7 +197,7 @@ def _code(head: bytes, rest: bytes, key: bytes) -> bytes:
 
 
 def pack_blobs(items: Iterable[tuple[bytes, bytes]], *, device_version: int, build: str, key: bytes) -> bytes:
-    """Return the bytes of a file with these entries, in the given order."""
+    """Return the bytes of a file with these entries."""
     rest = msgspec.msgpack.encode(tuple(items))
     build_digest = hashlib.sha256(build.encode()).digest()
     head = _HEAD.pack(_MAGIC, _VERSION, device_version, 0, len(rest), build_digest)

@@ -11,7 +11,7 @@
 
 Each save has its own salt, and the key is derived from the salt and the cipher. The nonces are made from kind and
 index. So a key makes at most 64 codes and never uses a nonce twice. A forged file of n bytes is accepted with
-probability n / 2^132 (2^-101 for 2 GiB, the limit of an entry). GCM itself allows 2^61 bytes.
+probability n / 2^132 (2^-101 for 2 GiB, the limit of an entry).
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ def is_encrypted(fd: int) -> bool:
 
 
 def chunks_of(payload: memoryview) -> Iterator[memoryview]:
-    """Yield a payload in parts of `_CHUNK` bytes."""
     return (payload[start : start + _CHUNK] for start in range(0, len(payload), _CHUNK))
 
 

@@ -50,7 +50,7 @@ class DeviceCache:
         model_files: Number of files with the executable part, 0 … 32.
         data_files: Number of files with constants, 0 … 32.
         most_bytes: Largest size of an entry, in bytes.
-        hook: Called with the name of each step of a save, for tests that end the process there.
+        hook: Called with the name of each step of a save, for tests.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceCache:
         self._most = most_bytes
         self._hook = hook
         self._copies = SealedCopies()
-        store.set_epoch(device, epoch)  # The store forgets entries of other builds.
+        store.set_epoch(device, epoch)  # removes entries of other builds
 
     # ---- saving ----------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
 """Largest size of the file `declined` in bytes; a larger file is removed."""
 _DOWN_TO = 0.8
-"""Fraction of an exceeded limit down to which eviction continues, so that the next saves need no eviction."""
+"""Fraction of a limit that eviction leaves, so that the next saves need no eviction."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -88,7 +88,6 @@ class Limits(Struct, frozen=True):
 
 @cache
 def _warn_of(given: str) -> None:
-    """Warn once of an invalid ``NNBURST_CACHE_MAX_BYTES``."""
     _log.warning("NNBURST_CACHE_MAX_BYTES=%r is not a size and is ignored; give a number, or one like 500M", given)
 
 
@@ -99,7 +98,7 @@ class EntryInfo(Struct, frozen=True):
         entry: Name: 64 hex digits.
         generation: 32 hex digits.
         nbytes: Bytes of all files.
-        used: Time of the last use, at first of the save; seconds since 1970.
+        used: Time of the save or last use; seconds since 1970.
     """
 
     entry: str
@@ -181,7 +180,7 @@ class Cache:
 
     Args:
         root: The directory, or a descriptor of it. The first save makes a missing directory, with mode 0700.
-        hook: Called with the name of each step of a publication, for tests that end the process there.
+        hook: Called with the name of each step of a publication, for tests.
 
     Raises:
         InvalidArgument: `root` or `limits` has a wrong type.
@@ -254,7 +253,6 @@ class Cache:
             yield self._open(entry, name, counts)
 
     def generations(self, entry: str) -> set[str]:
-        """Return the generations of an entry that exist now."""
         with suppress(CacheRejected), self.place("objects", entry[:2]) as shard:
             return {name.partition(".")[2] for name in _generations(shard, entry)}
         return set()
@@ -307,7 +305,6 @@ class Cache:
                 os.unlink("declined", dir_fd=root)
 
     def _read_declined(self, entry: str) -> list[CacheReason]:
-        """Return the reasons of all calls of `decline` for an entry."""
         with suppress(CacheRejected, ValueError), self.place() as root, os.fdopen(open_file(root, "declined")) as file:
             return [CacheReason(line[len(entry) :].strip()) for line in file if line.startswith(entry)]
         return []
@@ -320,7 +317,7 @@ class Cache:
             timeout: Seconds to wait while another process writes the entry.
 
         Raises:
-            CacheRejected: The files cannot be made (BUSY, DISK_FULL, READ_ONLY, …). The caller does not save.
+            CacheRejected: The files cannot be made (BUSY, DISK_FULL, READ_ONLY, …): compile without saving.
         """
         self._check_on()
         reasons = self._read_declined(entry)
@@ -355,7 +352,7 @@ class Cache:
             remove_tree(staging, name)
 
     def remove(self, entry: str, generation: str) -> int:
-        """Remove a generation and return its size in bytes; return -1 if the generation is in use, and stays."""
+        """Remove a generation and return its size in bytes; return -1 if it is in use."""
         held = self._lock(entry, "pub", shared=False)
         if held is None:
             return -1
@@ -374,7 +371,7 @@ class Cache:
             return 0
 
     def enforce_limits(self) -> None:
-        """Remove entries beyond the limits. Log errors: the save before it has succeeded."""
+        """Remove entries beyond the limits. Log errors instead of raising them."""
         try:
             self.prune()
         except Exception as error:

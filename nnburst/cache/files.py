@@ -123,7 +123,7 @@ def whole_file(kind: int) -> bytes:
 
 
 class FileLock:
-    """A lock on a file until `close`. The file stays."""
+    """A lock on a file until `close`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -86,7 +86,7 @@ def model_fingerprint(
     values that a device really compiled.
 
     Args:
-        constants: True to include the values of constants; False if models that differ only in weights are alike.
+        constants: False to give models that differ only in weights the same fingerprint.
         copies: Values of constants, by operand of the main subgraph, that replace the memory or file.
 
     Raises:
@@ -105,7 +105,6 @@ def model_fingerprint(
 
 
 def _feed(digest: Any, value: object) -> None:
-    """Hash a value of plain Python types, after its length."""
     text = repr(value).encode()
     digest.update(struct.pack("<Q", len(text)) + text)
 

@@ -71,7 +71,7 @@ SPOILT = frozenset(
         "ROLLED_BACK", "OTHER_MODEL", "NO_ROW", "KEY_CHANGED", "OTHER_CIPHER", "TOO_BIG", "DEAD_SERVICE",
     )
 )  # fmt: skip
-"""Reasons that apply to the files for good: an entry with such a reason can be removed."""
+"""Reasons to remove an entry: it can never be restored."""
 
 _STATUS = {
     CacheReason.DEADLINE: ErrorStatus.MISSED_DEADLINE_TRANSIENT,

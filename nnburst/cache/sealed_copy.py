@@ -43,9 +43,7 @@ def check_fd(fd: int) -> os.stat_result:
 
 
 def place_of(fd: int) -> bytes:
-    """Return the identity of a client's cache directory. The newest generation is recorded for each directory.
-
-    The identity comes from the file system, so a client can only name a directory that it can open.
+    """Return the identity of a client's cache directory, which comes from the file system.
 
     Raises:
         CacheRejected: The descriptor is no directory, or is on a file system that could block this process forever.
@@ -67,7 +65,6 @@ class _Copy(mmap.mmap):
     """Memory that contains the payload of a file."""
 
     is_claimed = False
-    """True after `claim`."""
 
 
 def claim(payload: memoryview) -> bool:

@@ -76,10 +76,10 @@ class EntryRecord(Struct, frozen=True, array_like=True):
     files: tuple[tuple[int, bytes], ...]
     """(length, digest) of each model file, then of each data file."""
     live: bool
-    """False until the client has published the generation; such a record expires after ten minutes."""
+    """False until the client has published the generation. An unpublished record expires after ten minutes."""
     created: int
     place: bytes = b""
-    """The client's directory of the entry, from `place_of`. A live generation replaces the others of its place."""
+    """The client's directory of the entry, from `place_of`. A live generation replaces others in this directory."""
 
 
 class TrustStore:
@@ -89,7 +89,7 @@ class TrustStore:
         directory: Made with mode 0700 if missing; by default, `default_state_directory`.
 
     Raises:
-        CacheRejected: The directory cannot be used (NO_STORE). Every method may raise this.
+        CacheRejected: The directory cannot be used (NO_STORE). Every method can raise this error.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
@@ -177,7 +177,6 @@ class TrustStore:
 
 @contextmanager
 def _lock_directory(place: int) -> Iterator[None]:
-    """Lock other writers out of a directory for a with block."""
     held = lock(place, _LOCK, shared=False, timeout=10.0)
     if held is None:
         raise CacheRejected(CacheReason.NO_STORE, "another process writes to the trust store all the time")
@@ -229,7 +228,7 @@ def _read(place: int, key: bytes, name: str) -> list[EntryRecord]:
 
 
 def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: EntryRecord) -> None:
-    """Write the new generation after the known generations that it does not replace."""
+    """Write the new generation, and known generations that it does not replace."""
     kept = [
         other
         for other in known

@@ -27,7 +27,7 @@ class Seconds(click.FloatRange):
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number in a text; None if there is none, or it has too many digits."""
+    """Return the whole number in a text; None for other text or too many digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 

@@ -117,7 +117,6 @@ class _Watched:
         return reports
 
     def _process(self, service: dict[str, Any], limits: Mapping[str, int], *, rates: bool) -> dict[str, Any]:
-        """Return the process's use of resources, and its limits."""
         from ..watch.stats import ACCOUNT
         from ..watch.usage import Usage, usage_of
 

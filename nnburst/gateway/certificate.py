@@ -32,7 +32,7 @@ class Certificate:
         self.renew()
 
     def renew(self) -> None:
-        """Read the files again. After an error, which is as in the constructor, the old certificate stays in use."""
+        """Read the files again. Raises the same errors as the constructor, and then keeps the old certificate."""
         certificate, key = self._files
         try:
             latest = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

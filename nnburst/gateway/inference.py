@@ -142,7 +142,7 @@ class Inference(NamedTuple):
 
     Attributes:
         inputs, outputs: The tensors, in any order. Without outputs, all are requested.
-        size: Bytes whose conversion is slow: element by element.
+        size: Bytes that must be converted element by element.
     """
 
     model: str
@@ -154,7 +154,7 @@ class Inference(NamedTuple):
 
 
 def extensions(models: Models, regions: Regions) -> list[str]:
-    """Return the protocol extensions of gRPC and REST."""
+    """Return the protocol extensions that the gateway supports."""
     optional = {"model_repository": models.may_change, "system_shared_memory": regions.allowed}
     usual = ["model_configuration", "schedule_policy", "statistics"]
     return usual + [name for name, is_on in optional.items() if is_on]
@@ -165,14 +165,13 @@ Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
 
 
 def _size(given: InputTensor) -> int:
-    """Return the number of bytes or elements of an input."""
     return max(given.data.byte_size, 0) if isinstance(given.data, RegionPlace) else len(given.data)
 
 
 async def infer(
     models: Models, regions: Regions, inference: Inference, timeout: float | None = None
 ) -> tuple[str, Answers]:
-    """Run a request. Repeat it once if its process died.
+    """Run a request. Repeat the run once if the service died.
 
     Args:
         timeout: Longest duration of the run in seconds; a request can set a shorter one.
@@ -245,7 +244,7 @@ def _arrays(
             if tensor.datatype != "BYTES":
                 arrays[given.name] = lying.view(tensor.dtype).reshape(given.shape)
                 continue
-            data = lying.tobytes()  # a private copy: the client can change the region
+            data = lying.tobytes()  # the client can change the region
             region.check()
         arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
     return arrays, used

@@ -43,7 +43,6 @@ def request_id(given: object) -> str:
 
 
 def note_request(client: str, call: str, status: object, seconds: float, name: str) -> None:
-    """Log an answered request."""
     if not access.isEnabledFor(logging.INFO):
         return
     call = "".join(c if c.isprintable() else " " for c in call)  # gRPC allows any characters
@@ -64,7 +63,6 @@ class _AccessLogger(AbstractAccessLogger):
 
 
 async def _name(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request's id to its response."""
     response.headers[_ID] = request_id(request.headers.get(_ID))
 
 
@@ -132,7 +130,7 @@ async def listen(
     """Start a server at ``HOST:PORT`` (port 0 for any free port) or ``unix:PATH``.
 
     Args:
-        most: Maximum number of connections. One more resets the new connection or, with `ends_oldest`, the oldest.
+        most: Maximum number of connections. A further connection is reset or, with `ends_oldest`, resets the oldest.
         certificate: The certificate for TLS; None for no TLS.
         idle: Seconds after which a connection that sends no request head is closed.
 

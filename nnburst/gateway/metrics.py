@@ -12,7 +12,7 @@ from .listen import guard, listen
 from .models import REASONS, ModelCounts
 
 _MOST_CONNECTIONS = 8
-"""Maximum number of connections. A new connection beyond it resets the oldest: any user of the machine can connect."""
+"""Maximum number of connections. A further connection resets the oldest."""
 _IDLE_S = 5
 
 _US = 1000

@@ -36,7 +36,7 @@ _ONLY = "1"
 
 
 class NoSuchModel(InvalidArgument):
-    """The model or version does not exist, and has not existed since this gateway started."""
+    """No such model or version has existed since the gateway started."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class ModelCounts:
 
     Attributes:
         failures: Number of failures by Triton's reasons.
-        input_ns, run_ns, output_ns: Time of each part of answered requests; `run_ns` includes waits for other requests.
+        input_ns, run_ns, output_ns: Total time for reading inputs, for runs with their waits, and for writing outputs.
     """
 
     inferences: int = 0

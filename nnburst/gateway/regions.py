@@ -122,7 +122,7 @@ class Regions:
     def part(self, name: str, offset: int, byte_size: int) -> tuple[_Bytes, RegisteredRegion]:
         """Return a part of a region, and the region. Read or write the part once, then call the region's `check`.
 
-        Both stay usable until the request ends, even if the region is unregistered.
+        Part and region stay usable until the request ends, even if the region is unregistered.
 
         Raises:
             InvalidArgument: The region is unknown, the part is outside it, or the client has shortened the memory.

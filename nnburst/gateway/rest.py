@@ -78,7 +78,7 @@ class _Region(msgspec.Struct):
 
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """Answer an error with a JSON object that contains the message."""
+    """Answer an error with a JSON object."""
     try:
         return await handler(request)
     except NNBurstError as error:
@@ -261,7 +261,7 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
 
 
 def _inference(name: str, version: str, head: _Infer, data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
-    """Return the request, and for each output's name ('' for all others) True if it is sent as bytes."""
+    """Return the request, and by output name ('' for all others) True to send bytes."""
     inputs = []
     for tensor in head.inputs:
         raw, length = None, tensor.parameters.get("binary_data_size")

@@ -139,15 +139,13 @@ class MemoryDesc:
     def create_memory(self) -> DeviceMemory:
         """Return a new memory for the roles.
 
-        If all compilations are for one device, the device allocates the memory. If it refuses, or the compilations are
-        for several devices, shared memory replaces the device's. Shared memory needs known dimensions, and
-        compilations that do not name their devices.
+        If all compilations are for one device, the device allocates the memory. Otherwise, or if the device refuses,
+        the memory is shared memory. Shared memory needs known dimensions, and compilations that do not name devices.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
             DeadObject: The service has ended.
-            NNBurstError: The device did not allocate the memory, and shared memory cannot replace it. The status is
-                the device's.
+            NNBurstError: The device refused, and shared memory is impossible. The status is the device's.
         """
         if not self._finished:
             raise BadState("the description is not finished; call finish()")
@@ -242,7 +240,6 @@ class DeviceMemory(OneProcess, Closing):
 
     @property
     def _place(self) -> Buffer | Memory:
-        """The buffer, or the shared memory."""
         found = self.buffer or self.memory
         assert found is not None
         return found
@@ -295,7 +292,7 @@ class DeviceMemory(OneProcess, Closing):
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
     def _record_write(self, dimensions: tuple[int, ...] | None) -> None:
-        """Record the dimensions that an execution or copy wrote; None if it failed, so that the memory has no contents.
+        """Record the dimensions of written contents. After a failed write (None), the memory has no contents.
 
         Raises:
             GeneralFailure: The dimensions contradict the description; the memory has no contents.
@@ -320,11 +317,11 @@ class DeviceMemory(OneProcess, Closing):
         combine_dimensions(self._initial, other.dimensions)
 
     def _nbytes_of(self, dimensions: tuple[int, ...]) -> int:
-        """Return the size in bytes of contents with these dimensions (`()`: the description's); 0 if unknown."""
+        """Return the size of contents in bytes; 0 if unknown. `()` means the description's dimensions."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
     def _note_burst(self, burst: ExecutionBurstController) -> None:
-        """Record a burst that has mapped the memory; `close` frees the memory there."""
+        """Record a burst that uses the memory. `close` also frees the memory in this burst."""
         self._bursts.add(burst)
 
     # ---- life ------------------------------------------------------------------------------------------------
@@ -371,7 +368,7 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
 
 
 def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
-    """Copy the whole contents of one memory to another. If both are one memory, do nothing.
+    """Copy the whole contents of one memory to another. If source and target are the same memory, do nothing.
 
     After a failure, a target made by a `MemoryDesc` has no contents. A device copies between its own buffers.
 
@@ -379,8 +376,8 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         source, target: Memories of the same size, dimensions, type and quantisation.
 
     Raises:
-        InvalidArgument: An argument is not a memory; the source has no contents; the target is read-only; or size,
-            dimensions, type or quantisation differ.
+        InvalidArgument: An argument is not a memory; the source has no contents; the target is read-only; or the
+            memories differ in size, dimensions, type or quantisation.
         GeneralFailure: The contents cannot be accessed.
         ResourceExhausted: A buffer is in use.
         BadState: A memory is closed.

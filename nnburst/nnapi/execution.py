@@ -47,7 +47,7 @@ class Duration(enum.IntEnum):
 
 
 class _Given(Argument, frozen=True):
-    """An argument that the caller has set.
+    """An argument from the caller.
 
     Attributes:
         array: The caller's array, copied before a run (input) or after it (output).
@@ -149,7 +149,7 @@ class Execution(OneProcess, Closing):
         Raises the same errors as `set_input`.
 
         Args:
-            index: Position among the model's inputs.
+            index: See `set_input`.
             memory: The pool or device memory.
             offset, length: Region in bytes; both 0 for a whole image or `DeviceMemory`.
             dimensions: See `set_input`.
@@ -463,7 +463,6 @@ class Execution(OneProcess, Closing):
         return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
 
     def _take(self, result: ExecutionResult, limit: float | None, fenced: Timing | None = None) -> None:
-        """Store the result of a run, and raise its error."""
         result = consistent_result(*result, reason_of(result))
         if result[1]:
             check_shapes(self.compilation.outputs, self._in_order("output"), result[1])
@@ -484,7 +483,6 @@ class Execution(OneProcess, Closing):
             memory._record_write(None if shapes is None else known or self._known_dimensions("output", index))
 
     def _known_dimensions(self, kind: str, index: int) -> tuple[int, ...]:
-        """Return an argument's dimensions as known from model and caller."""
         return combine_dimensions(self._operand(kind, index).dimensions, self._given[kind][index].dimensions)
 
     # ---- results ---------------------------------------------------------------------------------------------
@@ -525,7 +523,7 @@ class Execution(OneProcess, Closing):
         Raises the same errors as `get_output_dimensions`.
 
         Args:
-            index: Position among the model's outputs.
+            index: See `get_output_dimensions`.
         """
         return len(self.get_output_dimensions(index))
 

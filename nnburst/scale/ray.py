@@ -1,8 +1,7 @@
 """Sessions in Ray: an actor, and a deployment for Ray Serve. Needs the extra ``ray``.
 
-Ray starts replicas and routes requests to them. Each replica has a `Session`. The model runs in the session's own
-service process, or in a service that the programs of the node share. A crash of the model ends only the service, and
-the replica's next request restarts it.
+Each replica has a `Session`. The model runs in the session's own service process, or in a service that the programs of
+the node share. A crash of the model ends only the service, and the replica's next request restarts it.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ Inputs = Mapping[str, Array]
 _OPENING = 60.0
 """Seconds to wait for the restart of a dead shared service."""
 _WINDOW = 300e-6
-"""Polling window in seconds, long enough for a sleeping service to wake and run a small model.
-
-A sleeping replica would lose a tenth of a request's time to Ray's threads, which compete for CPU and interpreter."""
+"""Polling window in seconds, long enough for a sleeping service to wake and run a small model."""
 
 
 class Replica:
@@ -138,7 +135,7 @@ def deployment(
 ) -> Any:
     """Return an application for `ray.serve.run` with one session per replica.
 
-    ``handle.remote(inputs)`` returns a list of arrays; ``handle.status.remote()``, one replica's `Replica.status`.
+    ``handle.remote(inputs)`` returns a list of arrays, and ``handle.status.remote()`` the status of one replica.
 
     Args:
         model: See `Replica`.

@@ -72,7 +72,7 @@ class Fault:
         return self._times
 
     def wait(self, timeout: float = _PATIENCE) -> None:
-        """Wait until the fault has happened since the last `wait`, or ``freeze="process"`` has stopped the process.
+        """Wait until the fault has happened since the last `wait`. A frozen process has then stopped.
 
         Args:
             timeout: Seconds to wait.

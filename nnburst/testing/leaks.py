@@ -117,7 +117,6 @@ def _children_of(pid: str) -> set[str]:
 
 
 def _mappings() -> Counter[str]:
-    """Return the number of mappings of nnburst's shared memory, by name."""
     names: Counter[str] = Counter()
     with open("/proc/self/maps") as file:
         for line in file:

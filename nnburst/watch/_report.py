@@ -1,4 +1,4 @@
-"""A report of a service as plain values, from one snapshot of its statistics, or from two snapshots."""
+"""Reports of a service's activity as plain values."""
 
 from __future__ import annotations
 

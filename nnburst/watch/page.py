@@ -91,7 +91,7 @@ def private_row() -> Row:
 
 
 class Page:
-    """Rows of statistics in shared memory that only this process can write. Readers find it in ``/proc/PID/fd``.
+    """Rows of statistics in shared memory that only this process can write. Readers open it in ``/proc/PID/fd``.
 
     Closed rows are reused. A lock guards their allocation. Only one thread at a time may write a row.
 

@@ -233,7 +233,7 @@ class ServiceStats(Struct, frozen=True):
         uid: Id of the service's user.
         since_ns: Time of the service's start, on CLOCK_MONOTONIC.
         taken_ns: Time of this snapshot, on CLOCK_MONOTONIC.
-        unwatched: Number of bursts and models that got no row and are not counted.
+        unwatched: Number of bursts and models without a row, whose runs are not counted.
         rows: Rows of the service (first), its models and its bursts.
         accounts: Rows of processes and clients.
     """

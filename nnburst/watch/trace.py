@@ -166,7 +166,7 @@ def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:
 
 
 class Recorder:
-    """Recorder of this process's trace."""
+    """The recorder of this process's trace."""
 
     def __init__(self, path: str) -> None:
         self.path = path

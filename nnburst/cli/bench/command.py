@@ -52,7 +52,7 @@ def bench(
 
 
 def how_much(quick: bool, rounds: int | None) -> tuple[int, float]:
-    """Return the number of measurements of each row of the table, and the seconds of each measurement."""
+    """Return the number of rounds, and the seconds for each row in a round."""
     return rounds or (3 if quick else 20), 0.04 if quick else 0.12
 
 

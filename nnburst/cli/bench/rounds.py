@@ -1,7 +1,7 @@
 """Rounds of a benchmark. A round measures every row of the table for a short time, with L before and after each row.
 
-L is the round trip of one cache line between two CPUs. If the host moves a virtual machine's CPUs during a benchmark, L
-is several times as long for a while. So rows are compared within a round.
+L is the round trip of one cache line between two CPUs. If the host moves a virtual machine's CPUs, L is several times
+as long for a while. So rows are compared within a round.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Case:
 
 
 def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
-    """Send a cache line back and forth between two C threads. Return nanoseconds of each round trip, int64[count]."""
+    """Send a cache line back and forth between two C threads. Return each round trip in nanoseconds, int64[count]."""
     return from_c(count, "cache line ping-pong", lambda out: lib.nnb_bench_line(*cpus, warmup, count, out))
 
 

@@ -30,10 +30,10 @@ _WINDOW_US = 300
 
 
 class Child:
-    """A process, and a thread that restarts a process one second after its unexpected end.
+    """A process, which is restarted one second after an unexpected end.
 
-    The process runs `nnburst.gateway.run` with options as JSON. When ready, it prints one line of JSON: ports by
-    protocol, or an ``error``. The end of its standard input ends the process.
+    The process runs `nnburst.gateway.run` with options as JSON. When ready, the process prints one line of JSON: ports
+    by protocol, or an ``error``.
 
     Args:
         what: Name of the process in messages, such as ``the gateway``.
@@ -72,7 +72,6 @@ class Child:
         self._watcher.start()
 
     def renew(self) -> None:
-        """Make the process read its files again."""
         self._process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
@@ -148,7 +147,7 @@ class Child:
 
 
 def _check_address(option: str, address: str, *, asks_for_tokens: bool) -> None:
-    """Check that an address is ``HOST:PORT`` or a free ``unix:/PATH``. Warn of an open address without tokens.
+    """Check that an address is ``HOST:PORT`` or a free ``unix:/PATH``. Warn if other users can connect without a token.
 
     Raises:
         BadState: Another process listens at the path.

@@ -27,7 +27,7 @@ class Batching(NamedTuple):
 
 
 class Repository:
-    """The model files of a shared service, which it loads into and unloads from the service's worker process.
+    """The model files of a shared service, to be loaded into the service's worker process.
 
     Args:
         files: Paths of model files, by name of the model.
@@ -80,7 +80,7 @@ class Repository:
 
         Raises:
             InvalidArgument: The model is unknown.
-            NNBurstError: A version cannot be loaded; the old one stays. Without a name, the error is only logged.
+            NNBurstError: A version cannot be loaded, and stays as before. Without a name, the error is only logged.
         """
         found, served = self._found(), worker.list_models()
         if name is not None:

@@ -1,7 +1,7 @@
 """Sources of cache files: a cache directory, or files that the caller has opened.
 
-A source yields offers: entries to restore, then files for a new entry. The caller takes the next offer only if the last
-one failed. The next offer, or the end of the generator, closes the last offer's files.
+A source yields offers: entries to restore, then files for a new entry. A caller takes the next offer only after a
+failure. The files of an offer are closed with the next offer, or with the generator.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class DirectoryCache(CacheSource):
     """A source of cache files in a `Cache` directory.
 
     Args:
-        cache_key: The application's cache key, 32 bytes; None for a key made from the model, including its constants.
+        cache_key: The application's cache key, 32 bytes; None for a key made from the model with its constants.
         encrypt: True to make the device encrypt the files.
     """
 
@@ -213,7 +213,7 @@ class DirectoryCache(CacheSource):
 
 
 def _has_changed(model: Model, fingerprint: bytes) -> bool:
-    """Return True if memory or files of constants changed since the save. Devices need not check such changes."""
+    """Return True if memory or files of constants changed since the save."""
     operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
     if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
         return False

@@ -116,7 +116,7 @@ class _Attempt:
         return None
 
     def compile(self, files: CacheFiles | None) -> PreparedModel:
-        """Compile, and save into `files`. Raises the device's errors."""
+        """Compile, and save into `files`."""
         started = time.perf_counter()
         try:
             prepared = self._job.device.prepare_model(self._job.model, replace(self._job.asked, cache=files))

@@ -65,10 +65,10 @@ class Compilation(OneProcess, Closing):
 
     Args:
         model: A model from `ModelBuilder`, or imported by a device.
-        devices: Devices in order of preference. The model is compiled for the first device that supports every
-            operation, or else the next one. If no device supports every operation, the model is split among devices
-            (see `report`). With a `Service`, the runtime chooses among the service's devices by measured speed, and
-            can use shared memory instead of device memory.
+        devices: Devices in order of preference. The first device that supports every operation compiles the model; if
+            the device fails, the next one does. If no device supports every operation, the model is split among devices
+            (see `report`). With a `Service`, the runtime chooses among the service's devices by measured speed, and can
+            use shared memory instead of device memory.
 
     Raises:
         InvalidArgument: The model is not a `Model`; no device is given, or a device twice.
@@ -220,7 +220,6 @@ class Compilation(OneProcess, Closing):
         raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(self._lacks)}")
 
     def _asked(self) -> list[tuple[Device, Sequence[bool]]]:
-        """Ask each device for the operations that it supports."""
         operations, answers = self.model.main.operations, list[tuple[Device, Sequence[bool]]]()
         for device in self._devices:
             supported: tuple[bool, ...] = ()
@@ -268,7 +267,6 @@ class Compilation(OneProcess, Closing):
 
     @property
     def _has_one_device(self) -> bool:
-        """True if exactly one device is given, which timing and deadlines require."""
         return len(self._devices) == 1
 
     def set_caching(
@@ -306,7 +304,7 @@ class Compilation(OneProcess, Closing):
         limits: Limits | None = None,
         encrypt: bool = False,
     ) -> None:
-        """Cache like `set_caching`, with a cache key made from the model, including its constants.
+        """Cache like `set_caching`, with a cache key made from the model with its constants.
 
         Args:
             directory: The directory; None for ``NNBURST_CACHE_DIR`` or the user's cache directory.

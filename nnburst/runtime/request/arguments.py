@@ -263,7 +263,6 @@ class Arguments:
         self._follow = any(not named.isdisjoint(node.shape or ()) for node in compilation.outputs)
 
     def _known_shapes(self, sizes: Sizes) -> list[tuple[int, ...] | None]:
-        """Return the shapes that are known before a run."""
         shapes, rooms = [*sizes.inputs, *sizes.outputs], self._rooms
         if not rooms:
             return shapes
@@ -283,7 +282,7 @@ class Arguments:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:
             raise InvalidArgument(f"{node.name!r}: {error}") from None
-        if not is_input and not nbytes:  # every output has room
+        if not is_input and not nbytes:
             guess = 0 if shape is not None else ROOM if node.holds else _FIRST_GUESS
             room = max(room or guess, node.dtype.itemsize)
             return Argument(room=room, length=room)
@@ -318,7 +317,6 @@ class Arguments:
             )
 
     def _make_array(self, index: int) -> None:
-        """Create the array of an argument of known shape."""
         node, array = self._nodes[index], self._array(index)
         if array is None:
             return

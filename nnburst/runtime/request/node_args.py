@@ -156,7 +156,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return array
 
     def _is_of_numbers(self, value: object, array: Array) -> bool:
-        """Return True if a value consists of Python numbers of a kind that suits the declared type."""
+        """Return True if a value consists of Python numbers that suit the declared type."""
         if isinstance(value, np.ndarray) or not isinstance(value, list | tuple | int | float | np.generic):
             return False
         return not self.bits_of and (not array.size or array.dtype.kind in _TAKES.get(self.dtype.kind, ""))
@@ -371,8 +371,8 @@ def solve_shapes(
 ) -> Sizes:
     """Return all shapes, from the model's and the caller's shapes.
 
-    A named dimension has the same size in all arguments. If two complete shapes contradict each other in a name, which
-    files may use for two things, the name determines no other shape.
+    A named dimension has the same size in all arguments. If complete shapes give a name different sizes, the name
+    determines no other shape.
 
     Args:
         given: Complete shapes by argument name, and sizes by dimension name.
@@ -442,7 +442,6 @@ def complete_shapes(
 def _sorted_out(
     arguments: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Split given values into shapes of arguments and sizes of dimensions."""
     names = {argument.name for argument in arguments}
     dimensions = {
         size for node in arguments for size in (*(node.shape or ()), *(node.said or ())) if isinstance(size, str)

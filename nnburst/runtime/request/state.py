@@ -28,7 +28,7 @@ class State(Struct, frozen=True):
 
     Attributes:
         source: The output.
-        target: The input. If the shape is fixed, the input's shape is the execution's.
+        target: The input. Its shape is the execution's, unless the state grows.
         shape: Initial shape.
         buffers: The device buffers that alternate runs (turn 0 and 1) read.
         grows: True if the shape is known only after each run.
@@ -119,7 +119,7 @@ class States:
 def check_states(
     compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
 ) -> Sizes:
-    """Check ``{output: input}``. Return the sizes, with the inputs' shapes for the outputs.
+    """Check ``{output: input}``. Return the sizes, in which a state's output has its input's shape.
 
     Args:
         grow: Inputs whose shape changes from run to run. The shapes of such outputs are known only after a run.

@@ -60,7 +60,7 @@ def _name(error: NNBurstError, index: int) -> None:
 def _parts(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
-    """Yield results in groups, for speed, or an error of `inputs`."""
+    """Yield groups of results, or an error of `inputs`."""
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
@@ -300,7 +300,7 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
 
 
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
-    """Split the outputs of a batch by input. A failed input gets its error."""
+    """Split the outputs of a batch by input, with the errors of wrong inputs."""
     good = [row for row in rows if isinstance(row, int)]
     parts = iter(_split_good(outputs, good) if good else ())
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]

@@ -115,13 +115,13 @@ class Burst(OneProcess, Closing):
                 starts with these shapes. A state whose input is named here can change its shape in each run.
             measure: True to fill `Execution.timing`.
             state: ``{output: input}`` for each output that is an input of the next run. The state stays in the
-                device, in driver-managed buffers. Its shape is the input's, completed by `shapes`, or, if the input is
-                named in `room`, the shape of the first value.
+                device. Its shape is the input's, completed by `shapes`, or, if the input is named in `room`, the shape
+                of the first value.
             initial_state: Arrays by input name for the first run; default zero.
-            memory: Your own memory for inputs and outputs, by name, which is used without copies: a view of shared
-                memory (``ring.array("uint8", (480, 640, 3), offset)``) with the argument's dtype and shape, a `Memory`,
-                used from its beginning, or a whole image. Keep the memory open until the first run. The service maps
-                it until the last execution that uses it is closed.
+            memory: Your own memory for inputs and outputs, by name, used without copies. Give a view of shared memory
+                (``ring.array("uint8", (480, 640, 3), offset)``) with the argument's dtype and shape, or a `Memory`,
+                used from its beginning. An image is used whole. Keep the memory open until the first run. The service
+                maps the memory until the last execution with this memory is closed.
             steps: Number of times that a run calls the model. Arrays of inputs and outputs have this leading dimension,
                 and a state passes from step to step. Shapes and types are those of one step. If a step fails, the
                 error names the step, and the state is as before the run, but outputs of earlier steps may be written.

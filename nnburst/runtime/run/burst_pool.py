@@ -59,8 +59,8 @@ class BurstPool:
 
     Args:
         options: Options of the session.
-        open_again: Opens the model again after the service has died. Calls `begin_again`, and returns the cache
-            report.
+        open_again: Function that reopens the model after the service's death, calls `begin_again`, and returns the
+            cache result.
 
     Attributes:
         restarts: Restarts of the service so far.
@@ -115,7 +115,7 @@ class BurstPool:
         return None if died and not self.recover(burst) else self.spare()
 
     def recover(self, dead: Burst) -> bool:
-        """Wait until dead bursts are replaced. Return False without options for a restart, or after `refuse`.
+        """Wait until dead bursts are replaced. Return False if no restart is allowed.
 
         A thread does the work once for all callers, whose deadlines can be shorter.
 
@@ -198,7 +198,6 @@ class BurstPool:
         return self.free() or self._another(lambda: self._bursts)
 
     def _another(self, others: Callable[[], list[Burst]]) -> Burst:
-        """Open another burst, after `recover` if the service has died."""
         self._bury()
         first = self.first
         try:
@@ -209,7 +208,6 @@ class BurstPool:
         return self._another(others)
 
     def _ring(self, make: Callable[[Burst], Sequence[Execution]]) -> Ring:
-        """Return a ring on a new burst. Raises the same errors as `spare`."""
         burst = self._another(lambda: self._of_rings)
         try:
             return Ring(make(burst), partial(self._end, burst))
@@ -238,7 +236,8 @@ class BurstPool:
         Args:
             key: Key of the ring. Rings with equal keys can replace each other.
             sizes: Shapes of the ring's arguments.
-            make: Returns executions on a burst for a new ring, which can replace a ring with too little room.
+            make: Function that returns executions on a burst. The first argument is a ring with too little room, or
+                None.
         """
         ring = small = self._rings.pop(key, None)
         if ring is None or not ring.is_idle or not ring.reshape(sizes):

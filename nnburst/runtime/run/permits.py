@@ -44,10 +44,9 @@ class Permit:
 class Permits:
     """A fixed number of permits. The permit that was returned last is taken first, because its burst still polls.
 
-    Waiting callers are woken in order, and then take an idle permit: a wake-up reserves nothing. Every tenth of a
-    second, a waiting caller checks for a permit without a wake-up, because callers before it may be unable to run: its
-    signal handler may have interrupted them, or they are in its event loop. A waiting caller replaces permits that were
-    lost through an exception.
+    Waiting callers are woken in order, and then take an idle permit: a wake-up reserves nothing. A woken caller may be
+    unable to run, for example while a signal handler that waits for a permit has interrupted it. So each waiting caller
+    also checks every tenth of a second. A waiting caller replaces permits that were lost through an exception.
 
     Attributes:
         idle: Free permits. A hot loop replaces `take` by ``idle.pop()`` while `waiting` is empty, and `give` by
@@ -139,6 +138,5 @@ class Permits:
         return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 
     def forget(self) -> None:
-        """Drop the executions of all idle permits."""
         for permit in self.idle:
             permit.forget()

@@ -111,7 +111,6 @@ class Ring:
 
 
 def _error(execution: Execution, status: int) -> NNBurstError | None:
-    """Wait for the end of a run and return its error."""
     try:
         execution._conclude(status)
     except NNBurstError as error:

@@ -179,7 +179,6 @@ class Runs:
         return execution
 
     def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
-        """Return the shapes of all arguments for the given inputs."""
         return complete_shapes(*self._nodes, shapes, left_out=self._optional - shapes.keys())
 
     def _bound(self, arrays: Mapping[str, Array], least: Mapping[str, int]) -> Execution:
