@@ -39,7 +39,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 def cache(context: click.Context, directory: Path | None) -> None:
     """Show and remove compiled models that are cached in files.
 
-    Entries in use stay. When a program needs a removed entry, its service compiles the model again.
+    Entries in use are not removed. When a program needs a removed entry, its service compiles the model again.
     """
     from ..cache.directory import Cache
 

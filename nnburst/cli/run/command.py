@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--many",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Run every .npy and .npz file of a directory, several at the same time.",
+    help="Run every .npy and .npz file of a directory.",
 )
 @click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="Save each file's outputs in DIR as .npz.")
 @click.option(

@@ -192,7 +192,7 @@ def serve(
     FILE.py:FUNCTION is a Python function declared with @declare, which is served as a model of the function's name.
 
     Prints one line when the service is ready. After SIGTERM, running executions finish first. On SIGHUP, the service
-    compiles the files of the named models again. A systemd socket unit can start the service (see deploy/systemd).
+    compiles the files of the named models again.
     """
     _settle_environment()
     from ..._core.errno import this_process
