@@ -48,9 +48,9 @@ class ErrorStatus(enum.IntEnum):
     RESOURCE_EXHAUSTED_TRANSIENT = 7
     RESOURCE_EXHAUSTED_PERSISTENT = 8
     DEAD_OBJECT = 10000
-    """The peer process ended. This status is never in a message."""
+    """The peer process ended. No message contains this status."""
     BAD_STATE = 10001
-    """The object cannot do this now (closed, busy, not finished). This status is never in a message."""
+    """The object cannot do this now (closed, busy, not finished). No message contains this status."""
 
 
 class NNBurstError(Exception):
@@ -124,8 +124,8 @@ class DeadObject(NNBurstError, ConnectionError):
     """The peer process has ended or closed its connection.
 
     Attributes:
-        signal: Number of the signal that killed the process; None without a signal, or if the process was no child.
-        exit_status: Exit status of the process; None without a status, or if the process was no child.
+        signal: Number of the signal that killed the process, if known.
+        exit_status: Exit status of the process, if known.
     """
 
     status = ErrorStatus.DEAD_OBJECT

@@ -25,7 +25,7 @@ _MOST_SECONDS = 300.0
 
 
 class NNCache:
-    """A thread-safe blob cache. Before `initialize` and after `terminate` it is empty and stores nothing.
+    """A thread-safe blob cache. Before `initialize` and after `terminate`, the cache is empty and stores nothing.
 
     Args:
         build: Text that differs between device builds with incompatible blobs.
@@ -86,7 +86,7 @@ class NNCache:
             self._filename = os.fspath(name)
 
     def set_blob(self, key: bytes, value: bytes) -> None:
-        """Store a value. It is saved within seconds, or by `flush`. Later entries can evict it.
+        """Store a value, which is saved within seconds or by `flush`. Later entries can evict the value.
 
         Args:
             key, value: The entry. A value that is too large does not replace the old value.
@@ -166,7 +166,7 @@ class NNCache:
             self._timer.start()
 
     def abandon(self) -> None:
-        """Reset the cache in a forked child. It reads the file again."""
+        """Reset the cache in a forked child, so that the child reads the file again."""
         self._lock, self._saving = threading.RLock(), threading.Lock()
         self._cache, self._timer, self._dirty = None, None, False
 

@@ -34,14 +34,7 @@ Policy = tuple[Literal["random", "lru"], Literal["halve", "fit", "fit_halve"]]
 
 
 class BlobCache:
-    """A table of bytes by key. Only for one thread at a time; `NNCache` is thread-safe.
-
-    Args:
-        max_key: Maximum bytes of a key.
-        max_value: Maximum bytes of a value.
-        max_total: Maximum bytes of all keys and values together.
-        policy: See `NNCache.initialize`.
-    """
+    """A table of bytes by key, for one thread at a time. Arguments as for `NNCache.initialize`."""
 
     def __init__(
         self, max_key: int, max_value: int, max_total: int, policy: Policy, *, seed: int | None = None
@@ -77,25 +70,11 @@ class BlobCache:
         self._total += needed
 
     def get(self, key: bytes, out: Writable | None = None) -> int:
-        """Copy a value into a buffer, if it fits.
-
-        Args:
-            out: Buffer for the value; None to get only the size.
-
-        Returns:
-            Size of the value, even if it was not copied; 0 if there is no value.
-        """
+        """Copy a value, like `NNCache.get_blob`."""
         return self.get_with(key, lambda size: out)[0]
 
     def get_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value into a buffer that the caller allocates. Only a copy counts as a use.
-
-        Args:
-            allocate: Function that returns a buffer of a given size, or None.
-
-        Returns:
-            Size and buffer; 0 and None if there is no value.
-        """
+        """Copy a value, like `NNCache.get_blob_with`. Only a copy counts as a use of the value."""
         value = self._values.get(bytes(key)) if len(key) <= self.max_key else None
         if value is None:
             return 0, None

@@ -10,7 +10,7 @@
     end-16  AES-256-GMAC or AES-256-GCM code; the associated data are the header and a payload that is not encrypted
 
 Each save has its own salt, and the key is derived from the salt and the cipher. The nonces are made from kind and
-index. So a key makes at most 64 codes and never uses a nonce twice. A forged file of n bytes is accepted with
+index. A key therefore makes at most 64 codes and never uses a nonce twice. A forged file of n bytes is accepted with
 probability n / 2^132 (2^-101 for 2 GiB, the limit of an entry).
 """
 
@@ -73,7 +73,7 @@ class Header(Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, size: int) -> Header:
-        """Read the header of a file of `size` bytes. Raises `CacheRejected` if it is damaged or has another version."""
+        """Read the header of a file of `size` bytes. Raises `CacheRejected` for a damaged header or another version."""
         if size < overhead() or len(raw) < HEADER_SIZE:
             raise CacheRejected(CacheReason.BAD_LENGTH if size else CacheReason.DIRTY, f"a file of {size} bytes")
         (magic, version, state, kind, index, count, cipher, length, payload, stored, *rest) = _FORMAT.unpack(

@@ -31,7 +31,7 @@ class VerifiedEntry(Struct, frozen=True):
     Attributes:
         model: Read-only views, one per model file. The views keep the memory alive.
         data: Read-only views, one per data file.
-        generation: Generation of the entry.
+        generation: Id of the entry's save.
         fingerprint: Fingerprint of the model; all zeros if the client sent none.
     """
 

@@ -145,7 +145,7 @@ class StagedEntry:
         """Make the entry visible in one step. Older generations stay until `finish`.
 
         Raises:
-            OSError, CacheRejected: The entry cannot be published; it stays staged.
+            OSError, CacheRejected: The entry cannot be published, and stays staged.
         """
         os.fsync(self._directory)
         self._cache.hook("staged")
@@ -176,7 +176,7 @@ class StagedEntry:
 
 
 class Cache:
-    """A cache directory of this user. Several processes may share it; thread safe.
+    """A cache directory of this user, which several processes can share. Thread safe.
 
     Args:
         root: The directory, or a descriptor of it. The first save makes a missing directory, with mode 0700.

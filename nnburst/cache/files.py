@@ -73,7 +73,7 @@ def reason_of(error: OSError) -> CacheReason:
 
 
 def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
-    """Open a directory of this user. Raises `CacheRejected` if others may write to it."""
+    """Open a directory of this user. Raises `CacheRejected` if other users can write to the directory."""
     if create:
         make_directories(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -166,7 +166,7 @@ def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileL
 
 @contextmanager
 def open_in(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
-    """Open a subdirectory for a with block. Raises `CacheRejected` if other users may write to it."""
+    """Open a subdirectory for a with block. Raises `CacheRejected` if other users can write to the subdirectory."""
     if create:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)

@@ -49,7 +49,7 @@ class CacheReason(enum.StrEnum):
     OTHER_CIPHER = "OTHER_CIPHER"
     """The entry is encrypted and the client asked for a plain one, or the reverse."""
     NO_STORE = "NO_STORE"
-    """The trust store is unusable, or it or the cache has no directory."""
+    """The directory of the trust store or of the cache is missing or unusable."""
     DEADLINE = "DEADLINE"
     BUSY = "BUSY"
     """Another process is writing this entry."""

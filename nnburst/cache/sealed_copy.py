@@ -126,7 +126,7 @@ class SealedCopies:
 
 
 def read_header(fd: int, most: int) -> Header:
-    """Return the header of a file. Its length is checked; it is not authenticated yet.
+    """Return the header of a file, after a check of the length but without authentication.
 
     Args:
         fd: The file; its offset is neither used nor moved.

@@ -1,4 +1,4 @@
-"""The service's records of its clients' cache files: the valid generations of each entry.
+"""The service's records of its clients' cache files: the valid generations (saves) of each entry.
 
 A cache file's authentication code proves that this service wrote the file. This store proves that the file is the
 newest: without the store, a client could put back an old file. Each entry of a device has a file, replaced by rename::

@@ -119,7 +119,7 @@ def generate_values(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[
 
     Args:
         arguments: The arguments. Open dimensions become 1.
-        shapes: Shapes by name, for other dimensions.
+        shapes: Shapes of arguments by name, for open dimensions other than 1.
         seed: Seed of the random numbers.
 
     Raises:

@@ -151,7 +151,7 @@ class NodeArg(Struct, frozen=True):
 
     Attributes:
         name: Name in the model file.
-        type: Type as ONNX Runtime writes it: ``tensor(float)``, ``seq(map(int64,tensor(float)))``.
+        type: ONNX Runtime's name of the type: ``tensor(float)``, ``seq(map(int64,tensor(float)))``.
         shape: Sizes of the dimensions; a symbolic name or None for an open dimension.
     """
 
@@ -215,7 +215,7 @@ class OrtValue:
         return list(self.numpy().shape)
 
     def data_type(self) -> str:
-        """Return the type as ONNX Runtime writes it."""
+        """Return ONNX Runtime's name of the type, such as ``tensor(float)``."""
         return self._type
 
     def is_tensor(self) -> bool:
@@ -300,12 +300,12 @@ class IOBinding:
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Remove the bound outputs, and those of the last run."""
+        """Remove the bound outputs, and the last run's outputs."""
         self._outputs.clear()
         self._results = []
 
     def get_outputs(self) -> list[OrtValue]:
-        """Return the outputs of the last run, in the order in which they were bound."""
+        """Return the outputs of the last run, in the order of binding."""
         return list(self._results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:

@@ -203,7 +203,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
     arrays, used = await convert_aside(inference.size + texts, _arrays, model, regions, inference.inputs)
     outputs = model.outputs
     names = [output.name for output in inference.outputs]
-    for name in names:  # a short request must not get a huge answer
+    for name in names:  # a repeated output could make the answer huge
         if name not in outputs:
             raise InvalidArgument(f"output {name!r} is unknown; the model gives {list(outputs)}")
         if names.count(name) > 1:

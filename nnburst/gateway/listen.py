@@ -21,7 +21,7 @@ from .certificate import Certificate
 _ID = "X-Request-ID"
 _MOST_ID = 128
 _HANDSHAKE_S = 60.0
-"""Seconds after which asyncio ends a TLS handshake. Python 3.11 may keep the objects of a failed one for longer."""
+"""Seconds after which asyncio ends a TLS handshake. Python 3.11 can keep objects of a failed handshake for longer."""
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:
@@ -99,7 +99,7 @@ class _Runner(web.AppRunner):
         return self._accept
 
     def _accept(self) -> _New:
-        """Return the protocol object of a new connection. Asyncio closes the connection if this raises an error."""
+        """Return the protocol object of a new connection. An error makes asyncio close the connection."""
         server: Any = super().server
         if not self._ends_oldest and len(server.connections) + len(self._handshakes) >= self._most:
             raise ConnectionRefusedError

@@ -186,7 +186,7 @@ class Models:
         return asyncio.shield(self._under_way[key])
 
     async def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        """Return a model for runs of a priority. Open it if necessary.
+        """Return a model for runs of a priority. Open the model if necessary.
 
         Raises:
             NoSuchModel: No model has the name, or the model has no such version.

@@ -30,7 +30,7 @@ _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
 _BRISK = 1 << 20
 """Maximum bytes of JSON, strings or single elements that the event loop's thread converts."""
 PIECE = 1 << 14
-"""Number of elements that a thread converts before other threads may take the interpreter lock."""
+"""Number of elements that a thread converts before it yields the interpreter lock."""
 _LENGTH = struct.Struct("<I")
 """The format of the length before each string."""
 

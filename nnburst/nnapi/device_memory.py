@@ -260,12 +260,7 @@ class DeviceMemory(OneProcess, Closing):
     def _check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
     ) -> None:
-        """Check a use of the memory when an execution's argument is set.
-
-        Raises:
-            InvalidArgument: The use is no role of the memory, covers only a part, or has other dimensions.
-            BadState: The memory is closed.
-        """
+        """Check that an execution's argument is a role of the memory, covers all of it, and has its dimensions."""
         self._check_open()
         if region != (0, 0):
             raise InvalidArgument(f"{kind} {index}: memory of a device is used whole; offset and length must be 0")
@@ -277,12 +272,7 @@ class DeviceMemory(OneProcess, Closing):
             raise InvalidArgument(f"{kind} {index}: the memory has other dimensions: {error}") from None
 
     def _check_readable(self, index: int, dimensions: tuple[int, ...]) -> None:
-        """Check an input when its execution starts.
-
-        Raises:
-            GeneralFailure: The memory has no contents, or contents of other dimensions.
-            BadState: The memory is closed.
-        """
+        """Check, when an execution starts, that an input's memory has contents of the right dimensions."""
         self._check_open()
         if not self.initialised:
             raise GeneralFailure(f"input {index}: the memory has no contents; copy to it or run what writes it")
@@ -307,11 +297,7 @@ class DeviceMemory(OneProcess, Closing):
         self.initialised = True
 
     def _check_source(self, other: DeviceMemory) -> None:
-        """Check that another memory's contents fit this memory.
-
-        Raises:
-            InvalidArgument: The memories differ in type, quantisation or dimensions.
-        """
+        """Check that another memory's contents fit in type, quantisation and dimensions."""
         if other.operand.meaning != self.operand.meaning:
             raise InvalidArgument("the memories differ in type, scale, zero point or parameters")
         combine_dimensions(self._initial, other.dimensions)

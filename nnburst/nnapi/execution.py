@@ -69,8 +69,8 @@ class _Given(Argument, frozen=True):
 class Execution(OneProcess, Closing):
     """An execution of a compiled model, with one ``set_`` call for each argument. Context manager.
 
-    `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it. Each run copies the
-    arrays to memory that the service can access, and the outputs back.
+    `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run the execution. Each run copies
+    the arrays to memory that the service can access, and the outputs back.
 
     Args:
         compilation: A finished compilation.
@@ -477,7 +477,7 @@ class Execution(OneProcess, Closing):
         return {i: memory for i, memory in found if memory is not None}
 
     def _note_outputs(self, shapes: Sequence[OutputShape] | None) -> None:
-        """Update the dimensions of output memories. None, after a failure, marks them as without contents."""
+        """Update the dimensions of output memories. After a failure (None), the memories have no contents."""
         for index, memory in self._device_memories("output").items():
             known = shapes and shapes[index].dimensions
             memory._record_write(None if shapes is None else known or self._known_dimensions("output", index))

@@ -131,7 +131,7 @@ class Execution(BoundRequest, Closing):
         """Copy arrays into `inputs`, and change shapes accordingly.
 
         Returns:
-            False in the cases of `_fill`, and unless `inputs` is a dict of arrays with exactly the inputs' names and
+            False in the cases of `_fill`, or if `inputs` is not a dict of arrays with exactly the inputs' names and
             dtypes.
         """
         feeds = self._feeds
@@ -159,7 +159,6 @@ class Execution(BoundRequest, Closing):
         return self._wired.keys() == arrays.keys() and self._refill(arrays)
 
     def _refill(self, arrays: Mapping[str, Array]) -> bool:
-        """Copy arrays into some of the inputs, like `_fill`."""
         try:
             self._reshape(self._arguments.sizes_with(arrays))
         except (InvalidArgument, BadState):
@@ -306,7 +305,7 @@ class Execution(BoundRequest, Closing):
             timeout: See `run`.
 
         Returns:
-            A future with this execution as its result, which cannot be cancelled.
+            A future, which cannot be cancelled, with this execution as its result.
 
         Raises:
             BadState: The execution is closed or in flight.
@@ -319,14 +318,13 @@ class Execution(BoundRequest, Closing):
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------
 
     def _hold(self, controller: ExecutionBurstController, requests: Sequence[Request]) -> None:
-        """Make a burst keep the arguments' memory mapped until `close`."""
+        """Make a burst keep the arguments' memory mapped until the execution is closed."""
         named = dict.fromkeys(pool for request in requests for pool in request.pools)
         self._held[controller] = list(named)  # type: ignore[arg-type]
         for pool in self._held[controller]:
             controller.hold(pool, self._holder)
 
     def _setting_up(self) -> Deadline:
-        """Return the deadline for preparing a run now."""
         return setting_up(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:

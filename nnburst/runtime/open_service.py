@@ -54,8 +54,8 @@ def launch(
         quotas: Limits of this program in the service, such as ``{"models": 200}``; see docs/quotas.md for names.
         max_run: Longest duration of a run in seconds; None for no limit. A longer run fails with `MissedDeadline`, if
             its device can stop it.
-        max_compile: Longest duration of reading and compiling a model in seconds; None for no limit. After a longer
-            one, the compiling process ends, and all its users get `DeadObject` with the reason.
+        max_compile: Longest duration of reading and compiling a model in seconds; None for no limit. After this time,
+            the compiling process ends, and all its users get `DeadObject`.
         faults: True for fault points, for tests with `nnburst.testing.inject`. Each run then needs one more system
             call.
         scheduler: Real-time policy and priority of the service's threads, such as ``("fifo", 20)`` or ``("rr", 1)``;
@@ -124,7 +124,7 @@ def connect(
 
     Raises:
         DeviceUnavailable: No service runs at the address, the service does not serve this user, or its user is not
-            trusted. See the message for a remedy.
+            trusted.
         InvalidArgument: The address is malformed.
         MissedDeadline: The service did not answer in time.
 

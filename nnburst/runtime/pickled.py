@@ -64,7 +64,7 @@ def connected(*arguments: Any) -> Service:
 
 
 def opened(*arguments: Any) -> Session:
-    """Return this process's session on a shared service. Open it if necessary."""
+    """Return this process's session on a shared service. Open the session if necessary."""
 
     def make() -> Session:
         shared, model, pools, options = arguments

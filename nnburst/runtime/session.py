@@ -48,7 +48,7 @@ _NONE: list[Permit] = []  # new callers find no permit while others wait
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """The checked options of a session; `Session` describes them."""
+    """The checked options of `Session`."""
 
     device: str | None = None
     preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
@@ -111,8 +111,8 @@ class Session(OneProcess, Closing):
     Any number of threads may call `run`; one thread at a time may use an execution of `bind`. Sessions can share a
     service. Context manager.
 
-    A session on a service from `connect` can be pickled. A process that reads pickles of a session opens the session
-    once, over its own connection.
+    A session on a service from `connect` pickles as the service's address, the model and the options. A process that
+    reads several pickles of a session opens the session once.
 
     Args:
         model: The path of a file (``"detector.onnx"``), the bytes of a file, a `Model` from `ModelBuilder`, or the name
@@ -131,11 +131,11 @@ class Session(OneProcess, Closing):
             None for the number of the service's CPUs. Further callers wait.
         polling_window: See `nnapi.Burst`.
         timeout: Default time limit of a run in seconds, including waits for other runs but not preparation; None for no
-            limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, at most 15 seconds, or 2
-            seconds if this is None.
+            limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, but at most 15 seconds; with
+            None, 2 seconds.
         open_timeout: Time limit in seconds for opening the session (with the start of its own service), for `bind`, and
-            for preparing a run, such as opening a burst or allocating arrays. If None, there is no limit without
-            `timeout`; with `timeout`, a minute for opening, and for a run `timeout` but at least a second.
+            for preparing a run, such as opening a burst or allocating arrays. None for no limit, unless `timeout` is
+            given. The limit is then a minute, and for preparing a run `timeout`, but at least a second.
         cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with `cache_key`
             for the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
         cache_key: 32 bytes, different for each model; None for a key made from the model.
@@ -144,9 +144,9 @@ class Session(OneProcess, Closing):
         on_death: ``"raise"``: after the service's death, all calls raise `DeadObject`. ``"restart"``: runs in progress
             raise `DeadObject`; the next call restarts the service, or connects to it again, within `open_timeout`, and
             compiles or restores the model. Opening a session restarts a dead `service`. Executions of `bind` continue
-            with their arrays, except executions with a state, which is lost: they raise `DeadObject`. See `restarts`.
-        retry: Number of times that a run is repeated after a death of the service, within its timeout, before it raises
-            `DeadObject`; for models without side effects. A run with a state is never repeated.
+            with their arrays. Executions with a state raise `DeadObject`: the state is lost. See `restarts`.
+        retry: Number of repetitions of a run after a death of the service, within the run's timeout, for models without
+            side effects. After the last repetition, the run raises `DeadObject`. A run with a state is never repeated.
         sandbox: Sandbox of the session's own service, as for `launch`; None for the default.
 
     Raises:
@@ -271,8 +271,8 @@ class Session(OneProcess, Closing):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong. The message names the input and a remedy.
-            BadState: The session is closed; or the wait would never end, because this thread's signal handler has
-                interrupted all ``concurrency`` runs, or they are tasks of this thread's event loop.
+            BadState: The session is closed, or all ``concurrency`` runs wait for this thread: they are interrupted by
+                its signal handler, or tasks of its event loop.
             DeadObject: The service has ended.
             MissedDeadline: The run or its preparation (see `open_timeout`) took too long.
         """
@@ -419,7 +419,7 @@ class Session(OneProcess, Closing):
                 dimension. Each of the `inputs` has one or more rows, and its outputs have as many.
             timeout: See `run`. The time begins when the service gets the run.
             on_error: ``"raise"``: stop at the first wrong input or failed run, after all earlier outputs. ``"return"``:
-                yield the error in place of the outputs, and continue. Both messages contain the index of the input.
+                yield the error in place of the outputs, and continue. The message contains the index of the input.
 
         Raises:
             InvalidArgument: An input is wrong, or the model cannot run batches.

@@ -41,7 +41,7 @@ class Spans:
                 _inside.reset(before)
 
     def of_many(self, session: Session, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Wrap a generator in a span, which is not the current span of the generator's consumer."""
+        """Wrap a generator's work in a span. The generator's consumer keeps its current span."""
         with self._tracer.start_span("nnburst.run_many", **self._about(session)):
             yield from outcomes
 

@@ -63,8 +63,8 @@ def assert_nothing_left(
 ) -> Iterator[None]:
     """Return a context manager that fails if its block leaks anything.
 
-    It checks descriptors, threads, child processes (also zombies), mappings of nnburst's shared memory, and names in
-    ``/dev/shm`` that this process made with nnburst.
+    The check covers descriptors, threads, child processes (also zombies), mappings of nnburst's shared memory, and
+    names in ``/dev/shm`` that this process made with nnburst.
 
     An array in shared memory keeps the mapping, even after its session is closed. Delete such variables before the
     end of the block, or put the block's body into a function.
@@ -74,7 +74,7 @@ def assert_nothing_left(
         timeout: Seconds to wait for leaks to vanish, such as threads that are about to end.
 
     Raises:
-        AssertionError: Something leaked; the message names it.
+        AssertionError: Something leaked. The message names the leaks.
 
     Example:
         >>> from nnburst.testing import assert_nothing_left

@@ -24,7 +24,7 @@ _VARIABLES = {"NNBURST_CACHE_DIR": "cache", "NNBURST_STATE_DIR": "state", "NNBUR
 def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail if the test leaves descriptors, threads, processes, mappings or shared memory behind.
 
-    List it before other fixtures to include their leaks.
+    List this fixture before other fixtures to include their leaks.
     """
     from multiprocessing import resource_tracker
 

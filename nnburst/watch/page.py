@@ -93,7 +93,7 @@ def private_row() -> Row:
 class Page:
     """Rows of statistics in shared memory that only this process can write. Readers open it in ``/proc/PID/fd``.
 
-    Closed rows are reused. A lock guards their allocation. Only one thread at a time may write a row.
+    Closed rows are reused. A lock guards the allocation of rows. Only one thread at a time may write a row.
 
     Args:
         name: Name of a shared service; empty for a child service.

@@ -25,7 +25,7 @@ COUNTERS: Mapping[str, int] = {
         "batched", "batches",
     )
 }  # fmt: skip
-"""The index of each counter in a row."""
+"""The index of each counter in a row of statistics."""
 
 ACCOUNT: Mapping[str, int] = {
     name: place
@@ -248,7 +248,7 @@ class ServiceStats(Struct, frozen=True):
     accounts: tuple[RowStats, ...] = ()
 
     def of(self, kind: RowKind) -> list[RowStats]:
-        """Return the rows of a kind."""
+        """Return the rows of one kind, such as bursts."""
         return [row for row in (*self.rows, *self.accounts) if row.kind is kind]
 
 

@@ -2,7 +2,7 @@
 
 The C core records the times when a request was sent, taken, answered and received. When a burst is closed or the
 process ends, the burst's last runs are appended to the file, which is valid JSON at any time. Several processes can
-share the file: the first process empties it, and its children know from the variable `_BEGUN`.
+share the file: the first process empties the file, and sets the variable `_BEGUN` for its children.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FILE_VARIABLE = "NNBURST_TRACE"
 _BEGUN = "_NNBURST_TRACE_BEGUN"
 _KEPT = 65536
-"""Number of last runs that are recorded for each burst."""
+"""Maximum number of recorded runs of a burst: the last ones."""
 _HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
 _TRACKS = 512
 """Maximum number of tracks of a process."""
@@ -50,7 +50,7 @@ def begin(path: str) -> None:
 
 
 def adopt(env: MutableMapping[str, str]) -> None:
-    """Make processes with this environment append to its trace without emptying it."""
+    """Make processes with this environment append to the trace without emptying the file."""
     env[_BEGUN] = env[FILE_VARIABLE]
 
 

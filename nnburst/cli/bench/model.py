@@ -42,7 +42,7 @@ class Contest:
     """A model with inputs, and the outputs that every way to run the model must give, bit for bit.
 
     Raises:
-        InvalidArgument: A shape is missing, or the model does not accept such inputs.
+        InvalidArgument: A shape is missing, or the model does not accept the inputs.
         NNBurstError: The model cannot run.
     """
 

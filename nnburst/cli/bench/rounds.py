@@ -21,7 +21,7 @@ from ..progress import progress
 from .sampling import Result, Round, Samples, from_c
 
 POLLING_WINDOW = 50e-6
-"""Polling window in seconds, for all rows of the table that poll."""
+"""Polling window of benchmarks that poll, in seconds."""
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
 _MOST_SAMPLES = 1000

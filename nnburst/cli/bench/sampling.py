@@ -22,13 +22,10 @@ PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9, 
 
 
 def time_calls(call: Callable[[], object], count: int) -> Samples:
-    """Call a function repeatedly and return the time of each call.
+    """Call a function repeatedly. Return the nanoseconds of each call, int64[count].
 
     The clock is read once per call, so every sample contains one reading and the time between two calls. The garbage
     collector is off.
-
-    Returns:
-        The nanoseconds of each call, int64[count].
     """
     now = time.perf_counter_ns
     stamps = [0] * (count + 1)
@@ -100,7 +97,7 @@ class Result:
         return dict(zip(PERCENTILES, (np.percentile(samples, [*PERCENTILES.values()]) / 1e3).tolist(), strict=True))
 
     def ratios(self, base: Result | None = None, percent: float = 50) -> list[float]:
-        """Return this row's percentile divided by the base row's (or by L), for each settled round."""
+        """Return this row's percentile divided by the base row's (or by L) in each settled round."""
         if base is not None:
             return [
                 float(np.percentile(a.samples, percent) / np.percentile(b.samples, percent))

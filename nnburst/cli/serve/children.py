@@ -207,10 +207,7 @@ def start_metrics(where: str | None, options: Mapping[str, Any]) -> Child | None
         where: ``HOST:PORT``, a port of 127.0.0.1 (0 for any free port), or ``unix:/PATH``.
         options: Other fields of `nnburst.gateway.run.Served`.
 
-    Raises:
-        BadState: Another process listens at the path.
-        DeviceUnavailable: The extra is not installed, the address is unusable, or the file of tokens is invalid.
-        InvalidArgument: The address is malformed.
+    Raises the same errors as `gateway`, and `DeviceUnavailable` for an invalid file of tokens.
     """
     if where is None:
         return None

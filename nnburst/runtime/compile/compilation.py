@@ -234,7 +234,7 @@ class Compilation(OneProcess, Closing):
         return answers
 
     def _steps(self, able: _Able) -> list[tuple[Device, Model, tuple[int, ...]]]:
-        """Assign the model to one device. Split it among several if no device can run all of it or several are faster.
+        """Assign the model to one device. Split the model if no device can run all of it or several devices are faster.
 
         Raises:
             GeneralFailure: All devices together cannot run the model.
@@ -345,8 +345,7 @@ class Compilation(OneProcess, Closing):
     def cache_report(self) -> CacheReport:
         """Result of caching. For a split model, the worst outcome and the sums of times and bytes.
 
-        Raises:
-            BadState: The compilation is not finished, or failed.
+        Raises the same errors as `report`.
         """
         return combined_report([step.cache for step in self.report.steps])
 

@@ -31,8 +31,8 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
     """Return a torch module as an ONNX file, or as a declared function that runs it.
 
     Args:
-        examples: A tensor, a tuple or list in the order of the parameters, or a dict by their names. The model's inputs
-            have the dtypes and shapes of the examples.
+        examples: A tensor, a tuple or list in the order of the parameters, or a dict by parameter name. The model's
+            inputs have the dtypes and shapes of the examples.
         device: ``"nnburst-onnxruntime"`` to require an ONNX file, ``"nnburst-function"`` a function; None for either.
 
     Raises:

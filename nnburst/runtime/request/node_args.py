@@ -25,7 +25,7 @@ _MOST_DATUMS = 1 << 16
 
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
-"""NumPy kinds of numbers that an input accepts in a list, by the kind of its dtype."""
+"""NumPy kinds of numbers in a list that an input accepts, by the kind of the input's dtype."""
 _DLPACK_CPU = 1
 _LEAST_ROOM = 8
 """Binary logarithm of the minimum bytes of an encoded input."""

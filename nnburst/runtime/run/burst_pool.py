@@ -102,7 +102,7 @@ class BurstPool:
         return burst
 
     def begin_again(self, compilation: Compilation) -> None:
-        """Replace dead bursts by a burst on a new compilation. Executions move to it at their next run."""
+        """Replace dead bursts by a burst on a new compilation, to which executions move at their next run."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
         self._bursts, self._of_rings, self._rings = bursts, [], {}
@@ -117,7 +117,7 @@ class BurstPool:
     def recover(self, dead: Burst) -> bool:
         """Wait until dead bursts are replaced. Return False if no restart is allowed.
 
-        A thread does the work once for all callers, whose deadlines can be shorter.
+        One thread does the work for all callers, whose deadlines can be shorter.
 
         Raises:
             DeadObject: The model could not be opened again. The next call tries once more.
@@ -141,7 +141,7 @@ class BurstPool:
                 attempt = start_daemon(self._restart, failures, ending, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
         thread, failures = attempt
-        thread.join(Deadline.after().left())  # has no lock that a signal handler could need
+        thread.join(Deadline.after().left())  # without a lock that a signal handler could need
         if failures:
             failure = f"the service is gone ({ending.reason}) and does not come back: {failures[0]}"
             raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from failures[0]

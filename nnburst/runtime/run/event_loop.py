@@ -129,7 +129,7 @@ async def aside(
     """Call a blocking function in a separate thread of the burst.
 
     Args:
-        step: The function. It runs to completion even if the task is cancelled.
+        step: The function, which runs to completion even if the task is cancelled.
         late: Called after `step`, in any thread, if the task was cancelled.
 
     Returns:

@@ -45,8 +45,8 @@ class Permits:
     """A fixed number of permits. The permit that was returned last is taken first, because its burst still polls.
 
     Waiting callers are woken in order, and then take an idle permit: a wake-up reserves nothing. A woken caller may be
-    unable to run, for example while a signal handler that waits for a permit has interrupted it. So each waiting caller
-    also checks every tenth of a second. A waiting caller replaces permits that were lost through an exception.
+    unable to run, for example while a signal handler that waits for a permit has interrupted the caller. Each waiting
+    caller therefore also checks every tenth of a second, and replaces permits that were lost through an exception.
 
     Attributes:
         idle: Free permits. A hot loop replaces `take` by ``idle.pop()`` while `waiting` is empty, and `give` by

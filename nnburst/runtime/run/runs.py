@@ -39,7 +39,6 @@ class Runs:
     """The runs of a session.
 
     Args:
-        pool: Source of bursts.
         timeout: Default timeout of a run in seconds.
         concurrency: Maximum number of runs at the same time.
 
