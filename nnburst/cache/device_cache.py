@@ -100,7 +100,7 @@ class DeviceCache:
         Args:
             cache_key: 32 bytes that name the entry.
             model, data: Contents of the files.
-            model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
+            model_fds, data_fds: Files, open for reading and writing.
             fingerprint: 32 bytes of the model, or empty.
             staged: True if the client publishes the files and then calls `confirm`, which invalidates older files.
             place: The client's directory of the entry, from `place_of`. Older files in it become invalid.

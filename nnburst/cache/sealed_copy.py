@@ -97,7 +97,6 @@ class SealedCopies:
         """Return a read-only view of the payload of a file. The view keeps the memory alive.
 
         Args:
-            fd: The file; its offset is neither used nor moved.
             header: The result of `read_header`.
 
         Raises:
@@ -129,7 +128,6 @@ def read_header(fd: int, most: int) -> Header:
     """Return the header of a file, after a check of the length but without authentication.
 
     Args:
-        fd: The file; its offset is neither used nor moved.
         most: Largest length in bytes.
 
     Raises:

@@ -21,7 +21,6 @@ _IN_USE, _ROOT = 1, 3
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Return the value of a size option in bytes."""
     from ..cache.directory import amount
 
     number = None if value is None else amount(value)

@@ -228,7 +228,6 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
 def _arrays(
     model: OpenedModel, regions: Regions, inputs: Sequence[InputTensor]
 ) -> tuple[dict[str, Array], list[RegisteredRegion]]:
-    """Return the inputs by name, and the regions that contain inputs."""
     arrays: dict[str, Array] = {}
     used: list[RegisteredRegion] = []
     for given in inputs:

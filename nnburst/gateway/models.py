@@ -115,7 +115,7 @@ class OpenedModel:
     Attributes:
         digest: SHA-256 of the model's files; empty for a model without files.
         platform: The protocol's name for the software that runs the model.
-        is_repeatable: True if a run may be repeated after a crash; False for functions, which can have side effects.
+        is_repeatable: True if a run may be repeated after a crash; False for functions.
         inputs, outputs: The tensors by name, in order.
         optional: Inputs that clients can omit; not in descriptions, as the protocol has no optional inputs.
         refused: The reason why the protocol cannot serve the model, which then has no tensors and a closed session.
@@ -146,7 +146,7 @@ class OpenedModel:
         """Run the model once. Arguments and errors as for `Session.arun`."""
         try:
             return await self.session.arun(None, inputs, timeout)
-        except BadState as error:  # the gateway stops
+        except BadState as error:
             raise DeadObject(str(error)) from error
 
 
@@ -237,7 +237,6 @@ class Models:
         self._service = await asyncio.to_thread(connect, self._address)
 
     async def _ask(self, question: Callable[[ServiceConnection], T]) -> T:
-        """Call a function with a new connection to the service."""
 
         def ask() -> T:
             with contextlib.closing(connect_to(self._address)) as connection:

@@ -78,7 +78,6 @@ class _Region(msgspec.Struct):
 
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """Answer an error with a JSON object."""
     try:
         return await handler(request)
     except NNBurstError as error:

@@ -118,7 +118,7 @@ async def _serve(options: Served) -> None:
         print(json.dumps(ports), flush=True)
         beside.append(asyncio.create_task(reload_on_hangup()))
         if serves_models := bool(options.grpc or options.rest):
-            beside.append(asyncio.create_task(models.is_ready()))  # opens the models
+            beside.append(asyncio.create_task(models.is_ready()))
         await ended.wait()
         await budget.finish(options.drain)
         for task in beside:

@@ -56,17 +56,15 @@ def launch(
             its device can stop it.
         max_compile: Longest duration of reading and compiling a model in seconds; None for no limit. After this time,
             the compiling process ends, and all its users get `DeadObject`.
-        faults: True for fault points, for tests with `nnburst.testing.inject`. Each run then needs one more system
-            call.
+        faults: True for fault points (one more system call per run), for tests with `nnburst.testing.inject`.
         scheduler: Real-time policy and priority of the service's threads, such as ``("fifo", 20)`` or ``("rr", 1)``;
             None for the normal policy. A real-time service polls for requests only if this process may use a CPU
             outside `affinity`.
         affinity: Numbers of the CPUs that the service may use, such as ``{1}``; None for this thread's CPUs.
         warm: True to load the devices' libraries at once, also for services that are launched later.
-        sandbox: ``"on"``: the service can read code, but not write files, use the network or start programs, unless
-            its devices need such rights (`Device.needs`) or the kernel cannot withhold them (`Service.sandbox`).
-            ``"strict"``: as ``"on"``, but fails if the kernel cannot withhold a right. ``"off"``: the service has all
-            rights of this program.
+        sandbox: ``"on"``: the service can read code, but cannot write files, use the network or start programs. Devices
+            can need more rights (`Device.needs`), and an old kernel protects less (`Service.sandbox`). ``"strict"``: as
+            ``"on"``, but fails if the kernel protects less. ``"off"``: the service has all rights of this program.
 
     Raises:
         DeviceUnavailable: The process could not serve, or may not use the policy or a CPU. The message contains the

@@ -43,7 +43,7 @@ def of_session(session: Session) -> Reduced:
     service, model, options = session.service, session._model, session._options
     given = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
     for name in given.keys() & {"preference", "priority"}:
-        given[name] = int(given[name])  # a plain int
+        given[name] = int(given[name])
     if "cache_dir" in given:
         given["cache_dir"] = os.path.abspath(given["cache_dir"])
     pools: tuple[bytes, ...] = ()

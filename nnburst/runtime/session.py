@@ -115,20 +115,20 @@ class Session(OneProcess, Closing):
     reads several pickles of a session opens the session once.
 
     Args:
-        model: The path of a file (``"detector.onnx"``), the bytes of a file, a `Model` from `ModelBuilder`, or the name
-            of a model of a device of `service`. Without a `service`, also a function declared with `nnburst.declare`,
-            which is sent to the session's service; or a torch module, which is exported to ONNX, or sent to the service
-            if the export fails (`device` can require one of the two).
+        model: Path of a file (``"detector.onnx"``), bytes of a file, a `Model` from `ModelBuilder`, or the name of a
+            model in `service`. Without a `service`, also a function declared with `nnburst.declare`, which is sent to
+            the session's service, or a torch module, which is exported to ONNX. If the export fails, the module is sent
+            to the service (`device` can require one of the two ways).
         example_inputs: For a torch module: a tensor, a tuple of tensors, or a dict of tensors by name. Runs take the
             same shapes.
-        service: Service to run on; None to start the session's own service, which ends with the session.
+        service: Service to run on; None for the session's own service, which ends with the session.
         device: Name of the device, with options after a colon if the session has its own service; None for the first
             device that supports every operation.
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``: see
             `nnapi.Compilation.set_preference`.
         priority: ``"low"``, ``"medium"`` or ``"high"``. A shared service runs waiting runs of higher priority first.
-        concurrency: Maximum number of simultaneous runs in the service, each with its own arrays, created on demand;
-            None for the number of the service's CPUs. Further callers wait.
+        concurrency: Maximum number of simultaneous runs in the service; None for the number of the service's CPUs.
+            Further callers wait.
         polling_window: See `nnapi.Burst`.
         timeout: Default time limit of a run in seconds, including waits for other runs but not preparation; None for no
             limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, but at most 15 seconds; with
@@ -378,7 +378,6 @@ class Session(OneProcess, Closing):
         return self._opening().call(bound)
 
     def _opening(self) -> Deadline:
-        """Return the deadline for opening, from now."""
         return Deadline.after(self._options.open_limit)
 
     @overload
@@ -411,7 +410,7 @@ class Session(OneProcess, Closing):
     ) -> Generator[Any, None, None]:
         """Run the model on many inputs, several at the same time. Yield a list of all outputs for each input, in order.
 
-        Four inputs or batches are in progress at a time. Later calls reuse the arrays.
+        Four inputs or batches are in progress at a time.
 
         Args:
             inputs: Dicts of arrays by name, as for `run`. The iterable is read while the service runs earlier inputs.
@@ -505,7 +504,7 @@ class Session(OneProcess, Closing):
     def latency(self) -> Latency:
         """Return the latency of this session's runs: p50, p99 and max in seconds, and histograms of its parts.
 
-        In a fast loop, one run in 256 is timed and represents the others; runs that wait for an answer are all timed.
+        Every run that waits for its answer is timed. In a fast loop, one run in 256 is timed and represents the others.
         Runs without a burst are not counted.
         """
         return self._pool.latency()

@@ -36,10 +36,9 @@ class Replica:
 
     Args:
         model: Path of a model file on each node, or its bytes; with `service`, a name of the service's model.
-        service: Name or address of a service that the programs of a node share, as for `nnburst.connect`. With None,
-            each session starts its own service.
-        retry: True to repeat a request once if its service died, for models without side effects. False to raise
-            `DeadObject`.
+        service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None for an
+            own service of each session.
+        retry: True to repeat a request once if its service died, for models without side effects.
         trust_uid: See `nnburst.connect`.
         options: Options of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
     """

@@ -146,7 +146,7 @@ def inject(
 ) -> Fault:
     """Inject a fault into a service and return it. The fault affects every later call to the service.
 
-    Several faults can be active; they happen in the order of the calls of `inject`.
+    Several active faults happen in the order of the calls of `inject`.
 
     Args:
         service: A service launched with ``faults=True``.

@@ -56,7 +56,6 @@ class Collector:
         self._workers: dict[int, Viewer] = {}
 
     def _look_for_workers(self) -> None:
-        """Find the service's worker processes."""
         pids = {row.client_pid for service in self._service for row in service.look().of(RowKind.PROCESS)}
         for pid in self._workers.keys() - pids:
             del self._workers[pid]

@@ -97,7 +97,7 @@ class Page:
 
     Args:
         name: Name of a shared service; empty for a child service.
-        rows: Maximum number of rows, up to `MOST_ROWS`; only used rows take memory.
+        rows: Maximum number of rows, up to `MOST_ROWS`.
 
     Raises:
         ResourceExhausted: The system has no free descriptor or memory.

@@ -114,7 +114,7 @@ def race(
 ) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, Array]]:
     """Let every contender classify every image `passes` times, one image per execution.
 
-    The contenders take turns after each pass, so that a disturbance of the machine affects all of them.
+    The contenders take turns after each pass, so that a disturbance of the machine affects all contenders.
 
     Returns:
         By contender, the nanoseconds of each call, and the answers [passes, n, 1, 10].

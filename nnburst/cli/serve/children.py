@@ -38,9 +38,9 @@ class Child:
     Args:
         what: Name of the process in messages, such as ``the gateway``.
         option: The option of `nnburst serve` that starts the process.
-        options: The fields of `nnburst.gateway.run.Served` that differ from the defaults.
+        options: Fields of `nnburst.gateway.run.Served`.
         patience: Seconds to wait for the end of the process.
-        environment: Environment variables to set, unless they are already set.
+        environment: Default values of environment variables.
 
     Attributes:
         options: The options for the next start, with the ports of the first start.

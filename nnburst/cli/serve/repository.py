@@ -105,7 +105,6 @@ class Repository:
             _log.info("the models were loaded again")
 
     def _has_gone(self, name: str, found: Mapping[str, str]) -> bool:
-        """Return True if a model's version no longer exists."""
         return name not in found and ":" in name
 
     def _found(self) -> dict[str, str]:

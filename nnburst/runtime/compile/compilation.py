@@ -406,7 +406,6 @@ class Compilation(OneProcess, Closing):
         return self._device
 
     def _refuse(self) -> None:
-        """Refuse further work. Do not wait."""
         self._refuses = True
 
     def close(self) -> None:

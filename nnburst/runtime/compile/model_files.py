@@ -103,8 +103,8 @@ def imported(
         source: Path of a file with a known suffix, the file's bytes, or a model's name.
 
     Raises:
-        InvalidArgument: A file is missing, not a regular file, has an unknown suffix, or is outside the model's
-            directory; or no device has the named model.
+        InvalidArgument: A file is missing, not a regular file, or outside the model's directory; the suffix is unknown;
+            or no device has the named model.
         DeviceUnavailable: The service does not have the device.
         GeneralFailure: The device cannot read the file.
     """

@@ -114,7 +114,6 @@ def _parameters(module: torch.nn.Module, n: int) -> list[str]:
 
 
 def _tensors(answer: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors that a module returned, by output name."""
     import torch
 
     if isinstance(answer, tuple | list):

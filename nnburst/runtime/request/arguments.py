@@ -203,9 +203,7 @@ class Arguments:
     """The arguments of an execution: states, memory of the caller, and arrays shared with the service.
 
     Args:
-        compilation: The compiled model.
         sizes: Shapes of all arguments in one step.
-        states: The inputs and outputs that are states.
         buffers: The caller's memory, by argument name.
         rooms: Bytes for outputs of unknown shape, by name; default 4096. Replaces the model's shape.
         steps: The steps of a run; None for a run without steps.
@@ -213,13 +211,11 @@ class Arguments:
 
     Attributes:
         compilation: The compiled model, replaced when the model is compiled again.
-        sizes: Current shapes of all arguments.
         inputs: Arrays by input name.
         outputs: Arrays by output name; flat bytes for an unknown shape.
         user_views: Inputs and outputs as callers see them.
         feeds: (name, dtype, shape, array) by input name; dtype None for values that must be encoded.
         copies: Functions that copy the output arrays, by name; None if the copies need the shapes of a run.
-        layout: The places of the arguments.
 
     Raises:
         InvalidArgument: A buffer is too small, or all arguments together are too large.

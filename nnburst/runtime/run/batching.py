@@ -211,12 +211,12 @@ class _Batches:
                         yield False, (0, rows)
                         rows = []
                     continue
-                if count is None:  # an input of other shapes
+                if count is None:
                     rest.give_back(items)
                     break
                 counts = [count]
             overflows = self._filled + sum(counts) > self._batch
-            if overflows:  # the input is for the next batch
+            if overflows:
                 rest.give_back(items)
             else:
                 rows += counts
@@ -288,7 +288,6 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
 
 
 def _rows(arrays: Mapping[str, Array], batch: int) -> int:
-    """Return the number of rows of an input."""
     count: int = next(iter(arrays.values())).shape[0]
     for name, array in arrays.items():
         if array.shape[0] != count or count > batch:
@@ -317,7 +316,7 @@ def _split_good(outputs: list[Array], rows: list[int]) -> Iterable[list[Array]]:
     ):
         raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
     count, held = rows[0], [output for output in outputs if not isinstance(output, np.ndarray)]
-    if not held and rows.count(count) == len(rows):  # faster
+    if not held and rows.count(count) == len(rows):
         parts = [output.reshape(len(rows), count, *output.shape[1:]) for output in outputs]
         return map(list, zip(*parts, strict=True))
     ends = list(accumulate(rows))

@@ -109,8 +109,8 @@ class Burst(OneProcess, Closing):
 
         Args:
             shapes: Shapes that the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes
-                by name of an argument (``{"image": (8, 3, 224, 224)}``). Named dimensions also apply to outputs. An
-                optional input gets an array if an argument of this call names the input.
+                by name of an argument (``{"image": (8, 3, 224, 224)}``). An optional input gets an array if an argument
+                of this call names the input.
             room: The largest shapes for `Execution.reshape`, in the form of `shapes`. Without `shapes`, the execution
                 starts with these shapes. A state whose input is named here can change its shape in each run.
             measure: True to fill `Execution.timing`.
@@ -123,9 +123,9 @@ class Burst(OneProcess, Closing):
                 used from its beginning. An image is used whole. Keep the memory open until the first run. The service
                 maps the memory until the last execution with this memory is closed.
             steps: Number of times that a run calls the model. Arrays of inputs and outputs have this leading dimension,
-                and a state passes from step to step. Shapes and types are those of one step. If a step fails, the
-                error names the step, and the state is as before the run, but outputs of earlier steps may be written.
-                The timeout applies to the whole run, and is checked between steps.
+                and a state passes from step to step. `shapes` are those of one step. If a step fails, the error names
+                the step, and the state is as before the run. The timeout applies to the whole run, and is checked
+                between steps.
             timeout: Longest duration of a run in seconds; None for no limit, 0 to accept only an immediate answer.
             rooms: Bytes for outputs of unknown shape, by name; default 4096. A given shape takes precedence.
             least: Minimum bytes of arguments of known shapes, by name.

@@ -90,7 +90,6 @@ class BurstPool:
             raise BadState(self._refusal)
 
     def _open(self, compilation: Compilation, others: list[Burst]) -> Burst:
-        """Open another burst and add it to the pool."""
         self._check_open()
         window, timeout = self.options.polling_window, self.options.timeout or None  # 0 would fail
         others.append(burst := Burst(compilation, polling_window=window, loop_timeout=timeout))

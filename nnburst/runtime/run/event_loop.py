@@ -1,8 +1,8 @@
 """Awaitable executions for asyncio and Trio. The event loop watches the descriptor that signals answers of a burst.
 
-If polling has helped recently, a run first polls for its answer, in several iterations of the loop, until its polling
-window is over. All runs together poll for a limited time in an iteration, so that other tasks run. After polling, the
-task is suspended until the answer.
+If polling has helped recently, a run first polls for its answer during its polling window. All runs together poll for a
+limited time in each iteration of the loop, so that other tasks run. After polling, the task is suspended until the
+answer.
 
 If the service has not begun a cancelled run, the run is withdrawn. Otherwise the run's arrays are in use until its
 answer. A thread (one per open burst) waits for the answer: the loop may end first.
@@ -208,7 +208,7 @@ class _AsyncioLoop:
     def waiter(self) -> _AsyncioWaiter:
         """Return a new object on which a task can wait."""
         loop = self.loop()
-        assert loop is not None  # the loop runs
+        assert loop is not None
         return _AsyncioWaiter(loop, self._thread)
 
     def look_until(self) -> int:

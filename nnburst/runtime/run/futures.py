@@ -83,7 +83,7 @@ def _attend(reference: weakref.ref[InFlightRuns]) -> None:
         return
     try:
         fd = flights.copy_bell()
-    except BadState:  # closed
+    except BadState:
         return
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
