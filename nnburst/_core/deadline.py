@@ -40,7 +40,6 @@ class Deadline(Struct, frozen=True):
         return cls(time.monotonic_ns() + limit if seconds else limit).sooner(ambient) if limit else ambient
 
     def sooner(self, other: Deadline) -> Deadline:
-        """Return the earlier of two deadlines."""
         return other if not self.at_ns or 0 < other.at_ns < self.at_ns else self
 
     def left(self) -> float | None:
@@ -48,11 +47,11 @@ class Deadline(Struct, frozen=True):
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
     def postpone(self, since_ns: int) -> Deadline:
-        """Return a deadline later by the time that has passed since `since_ns` (CLOCK_MONOTONIC)."""
+        """Return the deadline, later by the time since `since_ns` (CLOCK_MONOTONIC)."""
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function. All its waits end by this deadline, or by an enclosing `call`'s if that is earlier."""
+        """Call a function. All its waits end by this deadline, or by an earlier deadline of an enclosing `call`."""
         ambient = _ambient.get()
         deadline = self.sooner(ambient)
         if deadline == ambient:

@@ -132,7 +132,6 @@ def failed(call: Callable[..., object], error: OSError) -> NNBurstError:
 
 
 def is_real(value: object) -> bool:
-    """Return True for a real number of Python or NumPy."""
     return isinstance(value, numbers.Real)
 
 

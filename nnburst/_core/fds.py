@@ -70,7 +70,7 @@ class FdSet:
     def made(cls, call: Callable[..., int], *args: Any) -> Self:
         """Call a function that returns a descriptor, and return the descriptor's owner.
 
-        An interrupt cannot lose the descriptor. An `OSError` is raised again as the exception that `system` raises.
+        An interrupt cannot lose the descriptor. Raises the same errors as `system`.
         """
         fds = cls()
         try:

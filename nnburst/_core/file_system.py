@@ -8,8 +8,8 @@ file system is found first, without an access to the file:
 * If the list lacks the mount (of another namespace, or the kernel's own), the file system is asked for its magic
   number. The kernel itself answers for the FUSE mount of another user.
 
-An overlay hides the file systems below it, and any user can mount an overlay over FUSE in a namespace. Overlays in
-this process's list of mounts are trusted, because an administrator made them. Other overlays are refused.
+An overlay hides the file systems below it. Only overlays in this process's list of mounts, which an administrator
+made, are trusted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOCAL = {
     "sockfs": 0x534F434B,
     "anon_inodefs": 0x09041934,
 }
-"""Magic numbers of the file systems that need no other server, by their names in the list of mounts.
+"""Magic numbers of file systems without a server, by name.
 
 The last three contain no regular files.
 """

@@ -12,7 +12,7 @@ release of an object in the service. If a release is not answered in time, its c
 until the answer comes. So closing many objects waits only once for a silent service.
 
 **Interrupts.** A signal handler may run, and raise, between any two steps of the main thread. A finaliser may run
-between any two steps of any thread, even while the thread has a lock. Four rules follow.
+between any two steps of any thread, even while the thread has a lock. So:
 
 * If several threads change an object, one thread owns it. The other threads post jobs to the owner's deque and wait for
   the answers (`nnburst.service.connection.mailbox`). A signal handler may do so, too.
@@ -104,11 +104,7 @@ class OneProcess:
     _instead = "make one in each process"
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Refuse to pickle.
-
-        Raises:
-            InvalidArgument: Always.
-        """
+        """Raise `InvalidArgument`."""
         raise InvalidArgument(
             f"{type(self).__name__} objects belong to the process that made them and cannot be pickled or copied; "
             f"{self._instead}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def warn(logger: str, text: str, *args: object) -> None:
-    """Log a warning with the named logger; `text` and `args` are those of `logging.Logger.warning`."""
+    """Log a warning with the named logger."""
     import logging
 
     logging.getLogger(logger).warning(text, *args, stacklevel=2)

@@ -1,7 +1,6 @@
 """Cancellation of requests whose clients no longer wait, and accounts of working memory.
 
-A server binds requests `under_token`. A long-running kernel takes the `present_token` while it is bound. During a run,
-the kernel checks `CancelToken.cancelled`, or the token calls the kernel's `cancel`.
+A server binds requests `under_token`. A long-running kernel takes the `present_token` while it is bound.
 """
 
 from __future__ import annotations

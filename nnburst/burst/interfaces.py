@@ -43,11 +43,11 @@ class BurstCallback(abc.ABC):
 
     @property
     def cpus(self) -> frozenset[int]:
-        """CPUs that the client may run on; by default those of the calling thread."""
+        """CPUs that the client may run on; by default the calling thread's CPUs."""
         return allowed_cpus()
 
     def ended(self, reason: str) -> None:
-        """Report that the server has ended the burst. Any thread may call it; it must not wait."""
+        """Report that the server has ended the burst. Any thread may call this method, which must not wait."""
 
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
@@ -63,12 +63,12 @@ class BurstContext(abc.ABC):
 
     @property
     def cpus(self) -> frozenset[int]:
-        """CPUs that the listener may run on; by default those of the calling thread."""
+        """CPUs that the listener may run on; by default the calling thread's CPUs."""
         return allowed_cpus()
 
     @property
     def pipelined(self) -> bool:
-        """True if several requests may wait in the request channel and the server rings the callback's bell."""
+        """True if several requests may wait in the request channel and the server uses the callback's `bell`."""
         return False
 
     @abc.abstractmethod
@@ -76,11 +76,7 @@ class BurstContext(abc.ABC):
         """Forget a slot and every plan that uses it. An unknown slot is not an error (REQ-MODEL-051)."""
 
     def failure_reason(self) -> str:
-        """Return the reason of the last failed execution; empty if unknown or already returned.
-
-        Raises:
-            NNBurstError: The server cannot be asked.
-        """
+        """Return the reason of the last failed execution; empty if unknown or already returned."""
         return ""
 
     def forget_memory(self, slot: int) -> None:
@@ -107,7 +103,7 @@ class BurstExecutorWithCache:
     Methods are never called concurrently, except for `remove_cache_entry`, which may be called at any time.
 
     Args:
-        bind: Function that checks a request with its pools and returns a kernel. It raises the errors of `bind`.
+        bind: Function that checks a request with its pools and returns a kernel.
 
     Attributes:
         loop_timeout_ns: See `BurstCallback`; set by the server before the first request.

@@ -1,4 +1,4 @@
-"""Constants of bursts, and the polling windows of their ends."""
+"""Constants of bursts, and polling windows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _REAL_TIME = {os.SCHED_FIFO, os.SCHED_RR}
 
 
 def allowed_cpus() -> frozenset[int]:
-    """Return the CPUs that this thread may run on."""
     return frozenset(os.sched_getaffinity(0))
 
 
@@ -49,7 +48,7 @@ def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
 
 
 def checked_window(seconds: float) -> float:
-    """Return `seconds` if it is a valid polling window, 0 to 60. Raises `InvalidArgument` otherwise."""
+    """Return `seconds`. Raises `InvalidArgument` unless it is a polling window of 0 to 60 s."""
     if not is_real(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
         raise InvalidArgument(
             f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"

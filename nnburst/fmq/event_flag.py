@@ -15,10 +15,10 @@ _ALL_BITS = 0xFFFFFFFF
 
 
 class EventFlag(Closing):
-    """32 sticky bits in shared memory. A bit stays set until a wait for it consumes it.
+    """32 sticky bits in shared memory. A bit stays set until a wait clears it.
 
-    Several threads and processes may use a flag at once. If two wait for one bit, one consumes it and the other
-    continues to wait.
+    Several threads and processes may use a flag at once. If two threads wait for one bit, one clears the bit and the
+    other continues to wait.
 
     Args:
         source: A `MessageQueue`, or a writable buffer in shared memory that contains the 32-bit word.
@@ -57,7 +57,7 @@ class EventFlag(Closing):
         check(lib.nnb_event_wake(self._live(), _bits(mask)), "EventFlag.wake")
 
     def wait(self, mask: int, timeout: float | None = None, retry: bool = True) -> int:
-        """Wait until at least one of the bits is set, and clear all of them.
+        """Wait until at least one of the bits is set, and clear the bits.
 
         A bit that is already set is returned at once, whatever the timeout. Signal handlers run while waiting.
 
@@ -87,7 +87,7 @@ class EventFlag(Closing):
             if rc == 0:
                 return int(state[0])
             if rc == -errno.ERESTART:
-                continue  # Signal handlers have run meanwhile.
+                continue
             if not retry and rc in (-errno.EAGAIN, -errno.EINTR):
                 return 0
             check(rc, f"EventFlag.wait for bits {bits:#x}")

@@ -42,8 +42,8 @@ class Handle:
     in use.
 
     Attributes:
-        read: Fill an array, or a new array of as many elements. Return the array, None if there are too few elements,
-            False if the writer overtook this reader, or NotImplemented if only a call with `pointer` can do it.
+        read: Fill a given array, or a new array of a given length. Return the array, None if there are too few
+            elements, False if the writer overtook this reader, or NotImplemented if the call needs `pointer`.
         write: Append an array or bytes. Return True, False if there is no room, or NotImplemented as `read` does.
     """
 
@@ -99,7 +99,9 @@ class MessageQueue(Closing):
 
     The constructor creates the shared memory; `attach` joins an existing queue. An object's first write makes it the
     writer, and its first read makes it the reader. A second writer causes errors about corrupt counters. After a fork,
-    the child's copy is neither. Only one thread at a time may use an object.
+    the child's copy is neither writer nor reader. Only one thread at a time may use an object.
+
+    Calls raise `GeneralFailure` if the shared counters are corrupt, and `BadState` if the queue is closed.
 
     Args:
         dtype: Element type: any NumPy dtype without object fields.
@@ -115,7 +117,7 @@ class MessageQueue(Closing):
 
     Attributes:
         dtype: Element type.
-        flavour: ``"synchronized"`` or ``"unsynchronized"``.
+        flavour: Flavour of the queue.
         overruns: Number of times that the writer overtook this reader of an unsynchronized queue.
 
     Raises:
@@ -233,8 +235,7 @@ class MessageQueue(Closing):
             False if there is not enough room.
 
         Raises:
-            InvalidArgument: More than the capacity, wrong element type, or the handle is read-only.
-            GeneralFailure: The shared counters are corrupt.
+            InvalidArgument: More than the capacity, wrong element type, or a read-only queue.
         """
         done: bool = self._handle.write(data)
         if done is not NotImplemented:
@@ -256,7 +257,6 @@ class MessageQueue(Closing):
 
         Raises:
             InvalidArgument: More than the capacity, or `out` is of the wrong kind.
-            GeneralFailure: The shared counters are corrupt.
         """
         wanted: Any = count if out is None else out
         if (type(wanted) is int) is not (out is None):  # An array was given for a number, or the reverse.
@@ -281,8 +281,7 @@ class MessageQueue(Closing):
             None if there is not enough room.
 
         Raises:
-            InvalidArgument: More than the capacity, or the handle is read-only.
-            GeneralFailure: The shared counters are corrupt.
+            InvalidArgument: More than the capacity, or a read-only queue.
         """
         rc = lib.nnb_mq_begin_write(self._handle.live(), element_count(count), self._region)
         if rc < 0 and not self._explain(rc, f"begin_write of {count} elements"):
@@ -300,7 +299,6 @@ class MessageQueue(Closing):
 
         Raises:
             InvalidArgument: More than the capacity.
-            GeneralFailure: The shared counters are corrupt.
         """
         rc = lib.nnb_mq_begin_read(self._handle.live(), element_count(count), self._region)
         if rc < 0 and not self._explain(rc, f"begin_read of {count} elements"):
@@ -326,19 +324,18 @@ class MessageQueue(Closing):
         write_notification: int = EventFlag.NOT_EMPTY,
         event_flag: EventFlag | None = None,
     ) -> None:
-        """Append elements as soon as all of them fit, and wake the reader.
+        """Append elements as soon as all elements fit, and wake the reader.
 
         Args:
             data: See `write`.
             timeout: Seconds; None waits without end, 0 tries once.
-            read_notification: Bits to wait for: the reader sets them when it has made room.
+            read_notification: Bits to wait for, which the reader sets after taking elements.
             write_notification: Bits to set afterwards; 0 sets none.
             event_flag: Use this flag instead of the queue's own; both ends must use the same word.
 
         Raises:
             MissedDeadline: No room in time; nothing was written.
             InvalidArgument: More than the capacity, no event flag, nothing to wait for, or an unsynchronized queue.
-            GeneralFailure: The shared counters are corrupt.
             BadState: The queue is closed, perhaps while waiting.
         """
         array = self._source(data)
@@ -356,24 +353,21 @@ class MessageQueue(Closing):
         write_notification: int = EventFlag.NOT_EMPTY,
         event_flag: EventFlag | None = None,
     ) -> Elements:
-        """Take elements as soon as all of them are there, and wake the writer.
+        """Take elements as soon as enough are available, and wake the writer.
 
         Args:
             count: Number of elements; ignored if `out` is given.
-            timeout: Seconds; None waits without end, 0 tries once.
+            timeout, event_flag: See `write_blocking`.
             out: See `read`.
             read_notification: Bits to set afterwards; 0 sets none.
-            write_notification: Bits to wait for: the writer sets them when data has come.
-            event_flag: Use this flag instead of the queue's own; both ends must use the same word.
+            write_notification: Bits to wait for, which the writer sets after adding elements.
 
         Returns:
             The array of elements.
 
         Raises:
             MissedDeadline: Not enough data in time; nothing was read.
-            InvalidArgument: More than the capacity, no event flag, nothing to wait for, or an unsynchronized queue.
-            GeneralFailure: The shared counters are corrupt.
-            BadState: The queue is closed, perhaps while waiting.
+            InvalidArgument, BadState: See `write_blocking`.
         """
         array = self._target(count, out)
         bits = (read_notification, write_notification)
@@ -408,7 +402,7 @@ class MessageQueue(Closing):
         return _attach, (self._own, self._exclusive)
 
     def _source(self, data: Any) -> Elements:
-        if isinstance(data, np.ndarray) and data.size > self.capacity:  # This check comes before the copy.
+        if isinstance(data, np.ndarray) and data.size > self.capacity:  # before the copy
             self._explain(-errno.EMSGSIZE, f"write of {data.size} elements")
         return as_elements(data, self.dtype)
 
@@ -450,7 +444,7 @@ class MessageQueue(Closing):
 
     @property
     def read_only(self) -> bool:
-        """True if the memory could only be mapped for reading (unsynchronized readers)."""
+        """True if the memory is mapped for reading only."""
         return bool(lib.nnb_mq_is_read_only(self.handle))
 
     @property
@@ -460,11 +454,7 @@ class MessageQueue(Closing):
 
     @property
     def handle(self) -> Any:
-        """The ``nnb_mq *``, still owned by this object.
-
-        Raises:
-            BadState: The queue is closed.
-        """
+        """The ``nnb_mq *``, still owned by this object."""
         return self._handle.live()
 
     def _event_word(self) -> tuple[Any, object]:
@@ -476,14 +466,14 @@ class MessageQueue(Closing):
 
     @property
     def available_to_read(self) -> int:
-        """Number of elements that can be read now. If the counters are corrupt, it is 0 and the error handler runs."""
+        """Number of elements that can be read now; 0 if the counters are corrupt. The error handler then runs."""
         return self._available(lib.nnb_mq_available_to_read(self.handle))
 
     @property
     def available_to_write(self) -> int:
-        """Number of elements that fit now. If the counters are corrupt, it is 0 and the error handler runs.
+        """Number of elements that fit now; 0 if the counters are corrupt. The error handler then runs.
 
-        The writer of an unsynchronized queue ignores the number, because a write up to the capacity always succeeds.
+        In an unsynchronized queue, ignore the number: a write up to the capacity always succeeds.
         """
         return self._available(lib.nnb_mq_available_to_write(self.handle))
 
@@ -733,10 +723,10 @@ def _exportable(array: Elements) -> Elements:
 
 
 def readable(array: Elements) -> Any:
-    """Return a C pointer to an array for C to read; the pointer keeps the array alive."""
+    """Return a C pointer to an array for C to read. The pointer keeps the array alive."""
     return ffi.from_buffer("char[]", _exportable(array))
 
 
 def writable(array: Elements) -> Any:
-    """Return a C pointer to an array for C to fill; the pointer keeps the array alive."""
+    """Return a pointer like `readable`, for C to fill."""
     return ffi.from_buffer("char[]", _exportable(array), True)

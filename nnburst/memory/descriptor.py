@@ -39,12 +39,11 @@ class MemoryMapping:
         fd: Descriptor of the object; not needed afterwards.
         offset: First byte; need not be page-aligned.
         prot: PROT_READ and/or PROT_WRITE.
-        guarded: True to get zeros instead of a SIGBUS if a peer truncates the object. The caller checks `faults` after
-            each use.
+        guarded: True to read zeros instead of a SIGBUS if a peer truncates the object. The caller checks `faults`.
 
     Raises:
         GeneralFailure: The object cannot be mapped with these arguments.
-        ResourceExhausted: The process has no address space left, or the machine no memory.
+        ResourceExhausted: There is no address space or memory left.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size", "writable")
@@ -77,7 +76,7 @@ class MemoryMapping:
 
 
 def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return zeroed private memory as uint8. Raises `ResourceExhausted` if there is not enough memory."""
+    """Return zeroed private memory as uint8. Raises `ResourceExhausted`."""
     try:
         return np.zeros(nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:

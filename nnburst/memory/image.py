@@ -193,8 +193,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
 
     Args:
         name: A key of `FORMATS`.
-        pitch: Bytes from row to row of the first plane; 0 for rows on 64-byte boundaries. The pitch of other planes
-            follows as in V4L2: half as many bytes for U and V of I420.
+        pitch: See `Memory.hardware_buffer`.
 
     Raises:
         InvalidArgument: The format is unknown, or a number is malformed or negative.
@@ -237,11 +236,7 @@ def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
 
 
 def plane_views(layout: ImageLayout, raw: Array) -> tuple[Array, ...]:
-    """Return views of an image's planes.
-
-    Returns:
-        A strided view (layers, rows, samples, channels) for each plane; channels are in memory order.
-    """
+    """Return a strided view (layers, rows, samples, channels) of each plane; channels are in memory order."""
     form = format_of(layout)
     element, views = form.element, []
     sizes = zip(form.planes, layout.planes, _plane_sizes(layout, form), strict=True)
@@ -266,7 +261,7 @@ def scatter(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> No
 
 
 def _pairs(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> list[tuple[Array, Array]]:
-    """Return pairs of views of equal shape, one of the image and one of the tensor."""
+    """Return pairs of equally shaped views, one of the image and one of the tensor."""
     form = format_of(layout)
     if form.order:
         return [(planes[0][..., channel], tensor[..., where]) for where, channel in enumerate(form.order)]

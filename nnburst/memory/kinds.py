@@ -18,7 +18,7 @@ class MemoryHandle(Struct, frozen=True):
     """A memory pool without its file descriptors.
 
     Attributes:
-        kind: A key of `KINDS`.
+        kind: One of `KINDS`.
         size: Bytes; 0 for a ``"hardware_buffer"``, which is used as a whole.
         prot: PROT_READ and/or PROT_WRITE.
         offset: First byte in the object.
@@ -35,7 +35,6 @@ class MemoryHandle(Struct, frozen=True):
 
 
 KINDS = ("ashmem", "mmap_fd", "posix_shm", "hardware_buffer_blob", "hardware_buffer")
-"""The kinds of memory."""
 
 
 def check_handle(handle: MemoryHandle) -> MemoryHandle:

@@ -44,7 +44,6 @@ class Gate:
         return int(lib.nnb_gate_moves(0))
 
     def note_move(self) -> None:
-        """Change `moves`, so that existing views of buffers are checked again."""
         lib.nnb_gate_moves(1)
 
 
@@ -67,7 +66,12 @@ class Uses:
         self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
 
     def enter(self) -> None:
-        """Lock the buffers: shared for reading, exclusive for writing."""
+        """Lock the buffers: shared for reading, exclusive for writing.
+
+        Raises:
+            InvalidArgument: A buffer is closed.
+            ResourceExhausted: Another execution or copy uses a buffer.
+        """
         rc = lib.nnb_uses_enter(self.handle, 0)
         if rc == -errno.EAGAIN:
             end = time.monotonic_ns() + int(_PATIENCE * 1e9)
@@ -85,13 +89,12 @@ class Uses:
 
 
 def free_closed_buffers() -> None:
-    """Free closed buffers whose last use has ended."""
     with gate.lock:
         gate.closed = [buffer for buffer in gate.closed if not buffer.drop()]
 
 
 class RoleKey(NamedTuple):
-    """An input or output of a prepared model that a buffer may be. Numbers of prepared models are not reused."""
+    """An input or output of a prepared model. Numbers of models are not reused."""
 
     model: int
     is_input: bool
@@ -154,7 +157,6 @@ class ManagedBuffer:
 
     @property
     def initialised(self) -> bool:
-        """True if the contents are defined."""
         return bool(self._look().is_initialised)
 
     @property
@@ -168,14 +170,13 @@ class ManagedBuffer:
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """Dimensions of the contents."""
         return tuple(ffi.unpack(self._contents.dims, self._contents.rank))
 
     # -- storage ----------------------------------------------------------------------------------------------
 
     def _store(self, storage: Array) -> None:
         self.storage = storage
-        """The bytes, valid while the buffer is in use. They move when a buffer of unknown dimensions grows."""
+        """The bytes, valid while the buffer is in use. The bytes move when the buffer grows."""
         self._contents.place, self._contents.room = ffi.cast("uint8_t *", storage.ctypes.data), storage.nbytes
 
     def account_to(self, account: Callable[[int], None]) -> None:
@@ -192,7 +193,7 @@ class ManagedBuffer:
             self._accounted = nbytes
 
     def room(self, nbytes: int) -> Array:
-        """Return storage of at least `nbytes`; old contents may be lost. The buffer is locked for writing."""
+        """Return storage of at least `nbytes`, and lose old contents. Call it only while locked for writing."""
         if self.storage.nbytes < nbytes:
             size = max(nbytes, 2 * self.storage.nbytes)  # A buffer that grows in each run should move rarely.
             try:
@@ -215,7 +216,7 @@ class ManagedBuffer:
                     gate.closed.append(self)
 
     def drop(self) -> bool:
-        """Free a closed buffer's storage and return True, unless it is in use. The caller has the lock of `Gate`."""
+        """Free the storage unless the buffer is in use; return True if freed. The caller has the lock of `Gate`."""
         if not self._look().is_idle:
             return False
         self._store(private_bytes(0))
@@ -247,7 +248,7 @@ class ManagedBuffer:
 
         Args:
             memory: Memory exactly as large as the contents.
-            dimensions: Dimensions of the contents; may be empty if the buffer's own are all known.
+            dimensions: Dimensions of the contents; may be empty if the buffer has no unknown dimension.
 
         Raises:
             InvalidArgument: Size or dimensions do not fit.
@@ -364,7 +365,6 @@ class BufferUse(Struct, frozen=True):
     buffer: ManagedBuffer
     role: RoleKey
     dimensions: tuple[int, ...]
-    """Dimensions of the argument in the request."""
 
 
 class BufferView:
@@ -461,7 +461,7 @@ class BufferSet:
             The object that `keep` stored if no buffer has moved since, else None.
 
         Raises:
-            InvalidArgument: An input's contents have other dimensions than the request says, or a buffer was closed.
+            InvalidArgument: An input's contents contradict the request's dimensions, or a buffer is closed.
             GeneralFailure: An input has no contents.
             ResourceExhausted: A buffer is in use.
         """
@@ -470,7 +470,7 @@ class BufferSet:
         return self._admit_with_care()
 
     def _admit_with_care(self) -> Any:
-        """Lock the buffers with all checks and waits, because one is in use or may have moved."""
+        """Lock the buffers with all checks and waits."""
         self._uses.enter()
         try:
             if not all(buffer.initialised for buffer in self._reading):

@@ -35,11 +35,8 @@ PAGES_GONE = "a memory object was truncated, or its file system is too full to h
 class Memory(Closing):
     """A pool of shared memory. It is mapped at its first use; views keep the mapping alive.
 
-    Make one with `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_image` or
-    `from_handle`. Forked children may use the pool.
-
-    The program that makes a pool may use `array`, `buffer` and `planes`. Devices map memory that cannot be truncated,
-    and copy other memory (`docs/memory.md`).
+    The program that makes a pool, and its forked children, may use `array`, `buffer` and `planes`. Devices map memory
+    that cannot be truncated, and copy other memory (`docs/memory.md`).
 
     Example:
         >>> with nnburst.Memory.ashmem(16) as memory:
@@ -192,7 +189,7 @@ class Memory(Closing):
         Args:
             handle: The handle that the peer sent.
             fds: Descriptors that came with the handle; the pool owns them from now on, even if the call fails.
-            prot: Rights of this pool; None for the handle's.
+            prot: Rights of this pool; None for the rights in the handle.
             allow_direct: True to map the object if the handle sets `direct`, although the peer could truncate it.
 
         Raises:
@@ -218,7 +215,7 @@ class Memory(Closing):
 
     @property
     def kind(self) -> str:
-        """A key of `nnburst.memory.kinds.KINDS`."""
+        """One of `nnburst.memory.kinds.KINDS`."""
         return self._handle.kind
 
     @property
@@ -274,7 +271,7 @@ class Memory(Closing):
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, offset, span), equal for pools of the same bytes. Once read, it stays valid after `close`."""
+        """(device, inode, offset, span), equal for pools of the same bytes. A value that was read stays valid."""
         if self._identity is None:
             status = system(
                 os.fstat, self._file if self._foreign else self.fds[0]
@@ -284,7 +281,7 @@ class Memory(Closing):
 
     @property
     def mappable(self) -> bool:
-        """True if a device maps the pool; otherwise it copies the bytes that a run needs.
+        """True if a device maps the pool; otherwise the device copies the bytes that a run needs.
 
         Raises:
             GeneralFailure: The pool can be neither mapped nor copied.
@@ -331,7 +328,7 @@ class Memory(Closing):
         """Return one plane of an image, for use as an input or output. A plane whose rows have no gaps is not copied.
 
         Args:
-            index: Number of the plane: 0 for Y.
+            index: Number of the plane: 0 for Y, then U and V, together or one by one.
 
         Returns:
             An image of one plane over the same bytes, to be closed separately. Its channels are in memory order: V
@@ -382,8 +379,7 @@ class Memory(Closing):
         """Check that a device can map or copy the pool.
 
         Raises:
-            GeneralFailure: The object can be neither mapped nor copied, is shorter than the pool, or is on a file
-                system that could block for ever.
+            GeneralFailure: The object is unusable, shorter than the pool, or on a file system that could block.
             BadState: The pool is closed.
         """
         found = self._examine()
@@ -403,9 +399,7 @@ class Memory(Closing):
         """Return a private copy of part of the pool. An image is read whole, as an NHWC tensor.
 
         Args:
-            dtype: Element type.
-            shape: Elements along each axis.
-            offset: First byte in the pool.
+            dtype, shape, offset: See `array`.
 
         Raises:
             InvalidArgument: The part exceeds the pool, or the pool is not readable.
@@ -463,10 +457,10 @@ class Memory(Closing):
             write_from(self.fds[0], self.offset, raw)
 
     def _map_for(self, *, writable: bool) -> MemoryMapping:
-        """Return the pool mapped for a device, with no more rights than its uses so far need.
+        """Return a device's mapping of the pool, writable only if a use so far has needed it.
 
         Raises:
-            GeneralFailure: The pool cannot or must not be mapped: see `mappable`.
+            GeneralFailure: The pool must not be mapped (see `mappable`).
         """
         if not self.mappable:
             raise GeneralFailure("a peer could truncate this memory; a device copies it (read, write)")
@@ -488,10 +482,7 @@ class Memory(Closing):
 
     @property
     def _fallible(self) -> bool:
-        """True if accesses to a mapping can fault. A device then uses a guarded mapping, and a run with faults fails.
-
-        A fault in a view of `array` or `buffer` is a SIGBUS.
-        """
+        """True if accesses to a mapping can fault. A device's mapping is then guarded, and a run with faults fails."""
         found = self._examine()
         return not found.fixed or found.can_fail
 
@@ -501,7 +492,7 @@ class Memory(Closing):
         return self._examine().dma_buf
 
     def begin_access(self, *, write: bool) -> None:
-        """Begin CPU access to the mapping of a dma-buf; do nothing for other objects.
+        """Begin CPU access to a dma-buf; do nothing for other objects.
 
         Args:
             write: True if the CPU will write, too.
@@ -510,7 +501,7 @@ class Memory(Closing):
             sync_dma_buf(self.fds[0], write=write, end=False)
 
     def end_access(self, *, write: bool) -> None:
-        """End CPU access to the mapping of a dma-buf.
+        """End CPU access to a dma-buf.
 
         Args:
             write: See `begin_access`.
@@ -604,7 +595,6 @@ class Memory(Closing):
 
 
 def _make_sealed(name: str, size: int) -> FdSet:
-    """Return new memory of a size that cannot change."""
     fds = FdSet.made(lib.nnb_memfd_create, name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
     check(fds.fds[0], f"shared memory of {size} bytes")
     return fds
@@ -614,7 +604,7 @@ def locate_view(array: Array) -> tuple[Memory, int]:
     """Return the open `Memory` that contains a dense array, and the array's offset in it.
 
     Raises:
-        InvalidArgument: No open memory contains it.
+        InvalidArgument: No open memory contains the array.
     """
     start = array.__array_interface__["data"][0]
     for memory in filter(None, (ref() for ref in _pools.valuerefs())):

@@ -11,7 +11,7 @@ from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 _PIECE = 1 << 20
 
 made: set[str] = set()
-"""Names that this process has made and not removed, each with its slash."""
+"""Names, with slash, that this process has made and not removed."""
 
 
 def _with_slash(name: str) -> str:
@@ -71,7 +71,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
 
 
 def unlink_shared(name: str) -> None:
-    """Remove a name. Raises `InvalidArgument` if it does not exist."""
+    """Remove a name. Raises `InvalidArgument` if the name does not exist."""
     path = _with_slash(name)
     try:
         shm_unlink(path)

@@ -53,7 +53,7 @@ def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...],
 
 
 class Region:
-    """The bytes of one argument as a separate pool, which a device's kernel reads or writes.
+    """The bytes of one argument as a separate pool for a device's kernel.
 
     Args:
         is_private: True if no client can change the bytes while a kernel runs.

@@ -75,7 +75,7 @@ class ExecutionBurstController(OneProcess, Closing):
             InvalidArgument: A length, the polling window or the loop timeout is out of range.
             NNBurstError: The model cannot serve a burst; the error's status says why.
         """
-        window_ns(polling_window, ())  # raises an error for a wrong window before anything is created
+        window_ns(polling_window, ())  # fails before anything is created
         loop_ns = loop_timeout_ns(loop_timeout)
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
@@ -186,7 +186,7 @@ class ExecutionBurstController(OneProcess, Closing):
     # ---- memory and life -------------------------------------------------------------------------------------
 
     def free_memory(self, memory: Memory | Named) -> bool:
-        """Forget a memory on both sides, and return True if it had a slot. Later runs that use the memory fail."""
+        """Drop a memory here and in the service; return True if it had a slot. Later runs that use the memory fail."""
         slot = self._slots.free(memory)
         if slot is None:
             return False
@@ -200,7 +200,7 @@ class ExecutionBurstController(OneProcess, Closing):
         return True
 
     def forget(self, memory: Memory | Named) -> None:
-        """Forget a memory like `free_memory`, but without waiting for the service."""
+        """Drop a memory like `free_memory`, but without waiting for the service."""
         slot = self._slots.free(memory)
         if slot is not None:
             with contextlib.suppress(NNBurstError):
@@ -212,7 +212,7 @@ class ExecutionBurstController(OneProcess, Closing):
             self._holders.setdefault(memory, set()).add(holder)
 
     def release(self, memory: Memory | Named, holder: object, *, wait: bool = False) -> None:
-        """Release a memory for a holder. If no holder is left, forget the memory; with `wait`, wait for the service."""
+        """Release a memory for a holder. If no holder is left, drop the memory; with `wait`, wait for the service."""
         with self._lock:
             holders = self._holders.get(memory, set())
             holders.discard(holder)
@@ -248,7 +248,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def is_free(self) -> bool:
-        """True if the burst is idle. Another thread may change that at any time."""
+        """True if the burst is idle. Another thread may start a run at any time."""
         return bool(lib.nnb_client_is_free(self.endpoint))
 
     @property
@@ -258,7 +258,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def end_reason(self) -> str:
-        """The server's reason for ending the burst; empty if it has not."""
+        """The server's reason for ending the burst, or empty."""
         return self._slots.end_reason
 
     @property

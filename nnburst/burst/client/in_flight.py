@@ -30,7 +30,7 @@ _RESTART = -errno.ERESTART
 
 
 def bell() -> tuple[FdSet, FdSet]:
-    """Return a pair of connected sockets: one to watch, one to ring."""
+    """Return connected sockets: one to watch, one for the service to write to."""
     import _socket  # with `socket.socketpair`, an interrupt could lose a descriptor
 
     watched, rung = system(_socket.socketpair, _socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
@@ -56,7 +56,7 @@ class InFlight:
         self._then: Callable[[InFlight], None] | None = None
 
     def when_landed(self, then: Callable[[InFlight], None]) -> None:
-        """Call `then`, instead of an earlier function, when the run has ended; call it now if the run has ended.
+        """Call `then` when the run has ended, or now if it has. Another call of this method replaces `then`.
 
         The thread that takes the answer calls `then`, possibly twice. `then` must not wait.
         """
@@ -122,7 +122,7 @@ class InFlightRuns:
 
     def give_up(self, flight: InFlight) -> bool:
         """Withdraw an execution that was not sent. Return False if it was sent, so that its answer will come."""
-        if flight.status is not None:  # perhaps long ago: a task may be dropped with a closed burst
+        if flight.status is not None:  # a task may be dropped long after its burst has closed
             return True
         if lib.nnb_execution_withdraw(flight.request.pointer) < 0:
             return False
@@ -142,13 +142,13 @@ class InFlightRuns:
             flight = flying.get(tag)
             if flight is not None:
                 self._land(tag, lib.nnb_execution_status(flight.request.pointer))
-        if tag < 0 and tag not in (_AGAIN, _BUSY):  # the burst has ended
+        if tag < 0 and tag not in (_AGAIN, _BUSY):
             for left, flight in list(self._flying.items()):
                 lib.nnb_execution_withdraw(flight.request.pointer)
                 self._land(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
 
     def arm(self) -> bool:
-        """Ask the service to ring the bell at the next answer. Return False if nothing is in flight."""
+        """Ask the service to make the bell readable at the next answer. Return False if nothing is in flight."""
         while self._flying:
             if lib.nnb_client_arm(self._endpoint) <= 0:  # if negative, the thread that waits in the burst rings
                 return True
@@ -156,7 +156,7 @@ class InFlightRuns:
         return False
 
     def attend(self, watched: int) -> bool:
-        """Take the answers after the bell has rung, and call `arm`. Return False if nothing is in flight.
+        """Take the answers when the bell is readable, and call `arm`. Return False if nothing is in flight.
 
         Args:
             watched: The descriptor that `copy_bell` returned.

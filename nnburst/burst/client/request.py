@@ -84,8 +84,7 @@ class BoundRequest(Runnable, OneProcess):
             flight.
 
     Raises:
-        BadState: The burst or a memory is closed.
-        InvalidArgument: A number does not fit the wire format.
+        BadState, InvalidArgument: See `ExecutionBurstController.bind`.
     """
 
     def __init__(
@@ -131,7 +130,6 @@ class BoundRequest(Runnable, OneProcess):
             raise BadState("the execution is closed; make another one")
 
     def _refuse(self) -> None:
-        """Refuse further runs."""
         self._closed = True
         self._attach(self.pointer, 0)
 
@@ -143,10 +141,7 @@ class BoundRequest(Runnable, OneProcess):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Run with an argument, or raise the error of a closed object. Calls of `run` without arguments go to C.
-
-        Inputs that are passed by mistake count as an invalid timeout.
-        """
+        """Run with an argument, or raise the error of a closed object. Calls of `run` without arguments go to C."""
         limit = timeout if inputs is ... else inputs
         self._allow(self._timeout if limit is ... else check_timeout(limit))
         try:
@@ -203,7 +198,6 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def _request(self) -> Request:
-        """The request that the next run sends."""
         return self._requests[self.turn]
 
     _retries = 0
@@ -212,7 +206,7 @@ class BoundRequest(Runnable, OneProcess):
     """True if a run restarts a service that has died."""
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
-        """Bind this request to another burst, after a run that failed with this errno.
+        """Bind this request to another burst, after a run that failed with errno `number`.
 
         Returns:
             The run's deadline, extended by the time that opening took; None if there is no other burst.
@@ -258,7 +252,6 @@ class BoundRequest(Runnable, OneProcess):
             return result
 
     def _fail(self, number: int) -> int:
-        """Raise the error for an errno of the C core."""
         self._elsewhere = None
         special = {number: _FAILURES[number](self)} if number in _FAILURES else None
         return check(-number, "run", special)
@@ -301,7 +294,6 @@ class BoundRequest(Runnable, OneProcess):
         return self.result[2] if self._measure else NO_TIMING
 
     def _missed(self) -> MissedDeadline:
-        """Return the exception for a run that has not ended in time."""
         return MissedDeadline(f"no answer {in_time(self._allowed)}; a late one will be dropped. {_REMEDY}")
 
     @contextlib.contextmanager
@@ -328,7 +320,6 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def _deadline(self) -> Deadline:
-        """The deadline of the run that was started last."""
         return Deadline(lib.nnb_execution_deadline(self.pointer))
 
     def _allow(self, seconds: float | None) -> None:

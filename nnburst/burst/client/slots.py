@@ -22,7 +22,7 @@ class SlotTable(BurstCallback):
     A slot is never reused, so that a server that missed a `free_memory` cannot mistake one memory for another.
 
     Attributes:
-        end_reason: The server's reason for ending the burst; empty if it has not.
+        end_reason: The server's reason for ending the burst, or empty.
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:

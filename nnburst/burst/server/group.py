@@ -32,7 +32,7 @@ class ListenerGroup:
     """Listener threads, about as many as processors, that serve all bursts of a service.
 
     The request of the highest priority runs next; among equals, the request of the client that has used the least
-    time (``csrc/schedule.c``). ``csrc/nnb_group.h`` explains how threads wait and poll.
+    time (``csrc/schedule.c``).
 
     Args:
         runs: Maximum number of simultaneous executions; None for the number of processors that this process may use.
@@ -188,7 +188,7 @@ class Batcher:
 
     Attributes:
         pointer: The ``nnb_batcher *``, shared by the model's bursts.
-        wait_ns: Nanoseconds that a request waits for others. With 0 it does not even wait for running requests.
+        wait_ns: Nanoseconds that a request waits for others. With 0, no request waits for running requests, either.
     """
 
     pointer: CData

@@ -130,7 +130,7 @@ class ServerEnd:
                 reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
                 _log.error("burst ended: %s", reason)
                 self._callback.ended(reason)
-            self.forget_plans()  # no plan may be dropped later, as another burst gets the places
+            self.forget_plans()  # no plan may be dropped later, because another burst gets the indexes
             self._endpoint = self._token.server = ffi.NULL  # C destroys it with the last reference
             self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
             self._gated, self._leaving, self._plans = {}, [], []
@@ -143,7 +143,7 @@ class ServerEnd:
 
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
-            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # its reason is never asked for
+            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # no client asks for its reason
                 self._reason = reason_of(result)
             if self._token.cancelled[0]:
                 lib.nnb_server_keep_failures(self._endpoint)
@@ -174,7 +174,7 @@ class ServerEnd:
         self._plans[self._base + plan_id] = self._rebind
 
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
-        """Run a plan. If it has a `gate` (see `Kernel`), it locks its buffers in this run, and C in later runs."""
+        """Run a plan. A plan with a `gate` (see `Kernel`) locks its buffers now; C locks them in later runs."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
@@ -280,7 +280,6 @@ class ServerEnd:
 
     @property
     def alive(self) -> bool:
-        """True while the burst serves requests."""
         return not self._ended.is_set()
 
 
@@ -320,8 +319,7 @@ class ExecutionBurstServer(BurstContext):
                 the descriptor. Elements in the queue are discarded.
             result_channel: See `request_channel`.
             executor: Object that binds the requests, or a prepared model, which is called anew for each request.
-            polling_window: Seconds to poll before sleeping; 0 to never poll, None for a default that depends on the
-                CPUs.
+            polling_window: See `ExecutionBurstController.create`.
 
         Raises:
             InvalidArgument: A channel or an argument cannot be used.
@@ -357,7 +355,6 @@ class ExecutionBurstServer(BurstContext):
 
     @property
     def pipelined(self) -> bool:
-        """True, because several requests may wait, and are answered in order."""
         return True
 
     def free_memory(self, slot: int) -> None:
@@ -373,7 +370,6 @@ class ExecutionBurstServer(BurstContext):
         self._end.hang_up()
 
     def close(self) -> None:
-        """End the burst after the running execution."""
         self._end.close()
 
     @property

@@ -44,7 +44,7 @@ class _Link:
         self._finalizer.atexit = False  # `_end_all` ends the connections at exit
 
     def close(self) -> None:
-        """Send goodbye and wait until the connection has ended. Idempotent."""
+        """Send `Goodbye`, and wait until the connection has ended. Idempotent."""
         self.connection.close(farewell=calls.Goodbye())
         self._finalizer.detach()
 
@@ -76,11 +76,7 @@ class _Apart:
         self._closed = False
 
     def place(self, name: str) -> Place:
-        """Return the `Place` of a device.
-
-        Raises:
-            NNBurstError: The device cannot be reached.
-        """
+        """Return the `Place` of a device. Raises `NNBurstError` if the device cannot be reached."""
         with self._lock:
             self._first.check_usable()
             if self._own is None or not self._own.alive:
@@ -186,9 +182,10 @@ class ServiceConnection(OneProcess, Closing):
         return self.connection.alive
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, when the connection ends or if it has ended. Return a function that cancels the call.
+        """Call `on_death` in a thread of the connection when the connection ends, or at once if it has ended.
 
-        `on_death` runs in a thread of the connection.
+        Returns:
+            A function that cancels the call.
 
         Raises:
             BadState: This is a forked child.
@@ -209,11 +206,7 @@ class ServiceConnection(OneProcess, Closing):
         self.connection.wait_ended(LEAVING)
 
     def device(self, name: str) -> Device:
-        """Return a device by name.
-
-        Raises:
-            DeviceUnavailable: The service has no device of this name.
-        """
+        """Return a device by name. Raises `DeviceUnavailable` if there is none."""
         return device_of(self.devices, name)
 
     def list_models(self, timeout: float | None = None) -> dict[str, str]:
@@ -306,15 +299,14 @@ def order(
     timeout: float | None = None,
     trust_uid: int | Collection[int] = (),
 ) -> Any:
-    """Send an order to the broker of a shared service. Only the service's user and root may do this.
+    """Send an order to the broker of a shared service, and return the reply.
+
+    Only the service's user and root may send orders.
 
     Args:
         address, trust_uid: See `connect_to`.
         message: The order. Connections that the order ends are closed after the answer.
         timeout: Seconds until the answer; None for no limit.
-
-    Returns:
-        The reply.
 
     Raises:
         DeviceUnavailable: No service runs there, or the service ended.

@@ -169,7 +169,6 @@ class RemoteDevice(DescribedDevice):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> RemoteBuffer:
-        """Allocate a buffer in the service; see `Device.allocate`."""
         at = self.place()
         named = {role.model_index for role in (*input_roles, *output_roles)}
         numbers = []
@@ -303,12 +302,11 @@ class RemotePreparedModel(_Remote, PreparedModel):
         return RemoteBurstContext(self._place, reply, callback)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, in a thread of the connection, when the service ends or if it has ended."""
+        """Call `on_death` in a thread of the connection when the service ends, or at once if it has ended."""
         return self.connection.link_to_death(on_death)
 
     @property
     def ending(self) -> Ending:
-        """The reason of the service's end; see `PreparedModel.ending`."""
         return self.connection.ending
 
 
@@ -328,7 +326,7 @@ class RemoteFenced(_Remote, FencedExecution):
 
 
 class RemoteBurstContext(_Remote, BurstContext):
-    """The `BurstContext` of a burst that a service serves."""
+    """A `BurstContext` in a service."""
 
     cpus = frozenset[int]()
     pipelined = False
@@ -379,7 +377,7 @@ def _forget_late(connection: Connection, reply: Message) -> None:
 
 
 def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
-    """Return dimensions. Raises `InvalidArgument` if they do not fit in 32 bits, as a message requires."""
+    """Return dimensions. Raises `InvalidArgument` unless they fit in 32 bits."""
     if any(not 0 <= size < 2**32 for size in dimensions):
         raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")
     return tuple(dimensions)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CallbackRegistry:
     """Handler of the calls that a service makes, with the `BurstCallback`s of one connection by number.
 
-    References to callbacks are weak (`RemoteBurstContext` has strong ones), so that a dropped burst can be freed.
+    References to callbacks are weak, so that a dropped burst can be freed.
     """
 
     def __init__(self, on_ending: Callable[[str], None] = lambda reason: None, broker: Worker | None = None) -> None:

@@ -1,11 +1,8 @@
 """Jobs that threads, signal handlers and finalisers give to the one thread that owns a connection.
 
-A signal handler may interrupt the main thread between any two steps, and may raise or make a call there. A finaliser
-may run in any thread, even while the thread has a lock. So the threads that use a connection do not change it: they
-post jobs to the thread that owns the connection.
-
-Posting is one append to a deque, which is atomic in the interpreter, and one write to an eventfd. No signal handler
-interrupts the owner, so its code needs no locks. The owner must not wait for an answer.
+Because signal handlers and finalisers may interrupt threads (`nnburst._core.leaving`), only one thread changes a
+connection. Posting is one append to a deque, which is atomic in the interpreter, and one write to an eventfd. No
+signal handler interrupts the owner, so its code needs no locks. The owner must not wait for an answer.
 
 After the owner's end, the posting thread does the job itself. The job then only reports the end.
 """

@@ -27,16 +27,16 @@ class Outbox:
     """A queue of messages that the socket cannot take yet. Only the connection's owner uses it (see `mailbox`).
 
     As an exception, worker threads send answers with `send_now`, because answers need no order. The main thread never
-    sends: if a signal handler raised, the process would not know whether a call was sent. A lock keeps the owner from
-    closing the socket during `send_now`, because another file could get the socket's number.
+    sends: if a signal handler raised, the process would not know whether a call was sent. A lock keeps the socket open
+    during `send_now`.
 
     The kernel limits each user's descriptors in flight, but charges the memory behind them to no user. So the owner
-    sends one answer with descriptors at a time, and charges it to the client until the client has received it. The
-    client has received an answer when the unread bytes (`unread_bytes`) are fewer than the bytes sent since.
+    sends one answer with descriptors at a time, and charges it to the client until the client has received it. A
+    received answer no longer counts in `unread_bytes`.
 
     Args:
         sock: A non-blocking socket, closed by `close`.
-        send_timeout: Seconds after which a peer that does not read its answers is disconnected.
+        send_timeout: See `Connection`.
 
     Attributes:
         is_full: True while the socket is full.
@@ -76,7 +76,6 @@ class Outbox:
             self._messages.append(message)
 
     def put_first(self, message: Outgoing) -> None:
-        """Queue a message before all others."""
         self._messages.appendleft(message)
 
     def remove(self, message: Outgoing) -> None:
@@ -168,7 +167,6 @@ class Outbox:
             self._settle()
 
     def clear(self) -> None:
-        """Drop the queued messages."""
         while self._messages:
             self._messages.popleft().close()
 

@@ -45,7 +45,6 @@ class PendingCall:
         self.on_late = on_late
         self.on_failure = on_failure
         self.body = b""
-        """The encoded request."""
         self.number = 0
         """The call's id; 0 until there is room for the call."""
         self.outgoing: Outgoing | None = None
@@ -72,7 +71,6 @@ class PendingCall:
         return reply, fds
 
     def missed(self, timeout: float | None) -> MissedDeadline:
-        """Return the exception for a caller that has waited for `timeout` seconds."""
         if not self.is_sent:
             return MissedDeadline(
                 f"{self.call.name}: not sent in time: too many calls are under way already, or another long one; the "
@@ -93,7 +91,6 @@ class PendingCall:
 
     @property
     def is_sent(self) -> bool:
-        """True once the request is sent."""
         return self.outgoing is not None and self.outgoing.is_sent
 
     @property
@@ -115,7 +112,6 @@ class PendingCall:
             self.discard()
 
     def fail(self, error: NNBurstError) -> None:
-        """End the call with an error."""
         self.fds.close()
         self.finish(None, error, FdBundle())
 
@@ -168,7 +164,6 @@ class PendingCalls:
                 queue.remove(pending)
 
     def end(self, failure: Callable[[PendingCall], NNBurstError]) -> None:
-        """Fail all calls."""
         every = [*self._by_number.values(), *self._attended, *self._unattended]
         for held in (self._by_number, self._attended, self._unattended):
             held.clear()

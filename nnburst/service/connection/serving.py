@@ -134,12 +134,12 @@ class Serving:
     Args:
         side: The end that serves the calls.
         handler: Object with the methods that `CALLS` names for this side. Optional methods: `admit(call)` runs before
-            each call, and `rank(message)` orders waiting calls. `charge_answer(nbytes, n_fds)` charges an answer until
-            the client has received it, and returns a function that releases the charge.
+            each call, and `rank(message)` orders waiting calls. `charge_answer(nbytes, n_fds)` charges an answer, and
+            returns a function that releases the charge.
         workers: Threads for calls that do not compute, and threads for calls that do.
         outbox: Queue of the answers.
-        mailbox: The owner's mailbox, for answers that the owner has to send.
-        break_off: Function that ends the connection for a given reason, if the peer breaks the protocol.
+        mailbox: The owner's mailbox.
+        break_off: Function that ends the connection for a given reason.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Serving:
 
         try:
             self._workers[call.computes].submit(job, self._served.count, self._rank(message))
-        except ResourceExhausted as error:  # the system has no thread
+        except ResourceExhausted as error:
             fds.close()
             self._served.leave(n_fds, is_long)
             self._outbox.put(refusal(number, error))
@@ -251,5 +251,4 @@ class Serving:
 
 
 def refusal(number: int, error: NNBurstError) -> Outgoing:
-    """Return an error as the answer of a call."""
     return Outgoing(Kind.ERROR, number, calls.encode(calls.error_reply(error)))

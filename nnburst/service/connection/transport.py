@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its answers is disconnected."""
 TOLD = "the service ended: "
-"""Beginning of a reason for the end that the other side has sent."""
+"""Prefix of the reason that the other side has sent for its end."""
 WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for busy handlers."""
 
@@ -101,9 +101,9 @@ class Connection:
         self._launched: Future[None] = Future()
         """Completed when the peer is launched, or with the error of the launch."""
         self._closed = self._ended = self._abandoned = False
-        """True after `close`, after the connection's end, and in a forked child, respectively."""
+        """`_closed`: True after `close`. `_ended`: True after the end. `_abandoned`: True in a forked child."""
         self._leave_by = math.inf
-        """Time by which closing ends. A release that is not answered in time sets it to the present."""
+        """Time by which closing ends. A release that is not answered in time sets this time to now."""
         self._farewell: PendingCall | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
         self._stop_reason = ""
@@ -132,7 +132,6 @@ class Connection:
 
     @property
     def ending(self) -> Ending:
-        """The reason of the connection's end."""
         return (self._exit or Ending(self._stop_reason)) if self._ended else Ending()
 
     def wait_ended(self, timeout: float | None = None) -> bool:
@@ -202,9 +201,10 @@ class Connection:
             raise self.ending.error(self.ending.reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` once, when the connection ends or if it has ended. Return a function that cancels the call.
+        """Call `listener` in a thread of the connection when the connection ends, or at once if it has ended.
 
-        `listener` runs in a thread of the connection.
+        Returns:
+            A function that cancels the call.
         """
         if self._abandoned:
             self.check_usable()
@@ -289,7 +289,7 @@ class Connection:
 
         Args:
             message: The request, mostly a release.
-            fds: Descriptors to send; the caller still owns them.
+            fds: See `call`.
             on_failure: Called in the owner thread with the error, if the call fails.
 
         Raises:
@@ -336,7 +336,7 @@ class Connection:
             self._launched.set_exception(error)
 
     def _note(self, reason: str) -> None:
-        """Store the reason why the connection has to end. The first reason counts."""
+        """Store the first reason why the connection has to end."""
         self._stop_reason = self._stop_reason or reason
 
     def _serve_until_end(self) -> None:
@@ -362,7 +362,7 @@ class Connection:
             self._check_time()
 
     def _milliseconds(self) -> int | None:
-        """Return the milliseconds until `_check_time` is due; None if it is not."""
+        """Return the milliseconds until `_check_time` is due, or None."""
         moment = min(self._outbox.next_look, self._leave_by if self._farewell else math.inf)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
 
@@ -459,7 +459,6 @@ class Connection:
     # -- the owner: sending -------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Send the queued messages that the socket has room for."""
         for pending in self._calls.admit():
             try:
                 self._outbox.put(pending.pack())
@@ -489,7 +488,7 @@ class Connection:
     def _receive(self) -> None:
         try:
             self._dispatch(receive(self._sock))
-        except DescriptorsLost as lost:  # this process is at its own limit, which is not the peer's fault
+        except DescriptorsLost as lost:  # at this process's limit, which is not the peer's fault
             error = ResourceExhausted(f"descriptors of a message were lost: {meaning(errno.EMFILE)}")
             if lost.kind is Kind.REQUEST:
                 self._serving.refuse(lost.call_id, error)
@@ -514,7 +513,7 @@ class Connection:
         error: NNBurstError | None = None
         if packet.kind is Kind.ERROR:
             error = calls.error_of(calls.decode_error(packet.body))
-            if self._closed and isinstance(error, GeneralFailure):  # it came after the last call
+            if self._closed and isinstance(error, GeneralFailure):  # the answer came after `close`
                 error = BadState(f"{pending.call.name}: the connection to the service is closed")
             wanted = 0
         else:

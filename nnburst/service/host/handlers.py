@@ -51,7 +51,7 @@ class HostedModel(Struct, frozen=True):
 
     Attributes:
         served: The model that runs requests: the prepared model, or its wrapper with fault points.
-        row: The row of statistics that counts its executions.
+        row: The row of statistics for the model's executions.
         priority: Priority of the model's bursts.
     """
 
@@ -109,7 +109,6 @@ def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -
 
 
 def on_publish_model(client: Client, message: calls.PublishModel, fds: FdBundle) -> calls.Done:
-    """Serve a model under a name from now on."""
     named = _named_device(client)
     with contextlib.ExitStack() as call:
         model = client.model(call, message.model, fds)
@@ -197,7 +196,6 @@ def _own_model(
 
 
 def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
-    """Execute without a burst."""
     with contextlib.ExitStack() as call:
         model = call.enter_context(client.objects.lease(message.prepared_model, HostedModel))
         call.enter_context(client.ledger.charge(requests=1))
@@ -218,7 +216,6 @@ def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.E
 
 
 def _label(prepared: PreparedModel, device: Device, model: calls.WireModel | None = None) -> str:
-    """Return a model's label for the statistics page."""
     if prepared.label or model is None or not model.input_names:
         return prepared.label or device.name
     return f"{device.name}: {', '.join(model.input_names)} → {', '.join(model.output_names)}"
@@ -311,7 +308,6 @@ def _copying(client: Client, number: int, wire: calls.WireMemory, fds: FdBundle)
 
 
 def on_copy_buffer(client: Client, message: calls.CopyBuffer, fds: FdBundle) -> calls.Done:
-    """Copy between two buffers inside the device."""
     with (
         client.objects.lease(message.buffer, HostedBuffer) as target,
         client.objects.lease(message.source, HostedBuffer) as source,
@@ -369,11 +365,10 @@ class SlotMemories(BurstCallback):
         self._charges: dict[int, Charge] = {}
 
     def ended(self, reason: str) -> None:
-        """Tell the client that the burst has ended."""
         self._client.connection.forget(calls.EndNotice(reason, self._number))
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
-        """Ask the client for memories, in several calls if their descriptors do not fit into one."""
+        """Ask the client for memories, with as many calls as the descriptors need."""
         if len(self._charges) + len(slots) > _MOST_SLOTS:
             return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ()
         memories: list[Memory | Named] = []
@@ -485,13 +480,11 @@ class HostedFenced:
         return self._execution
 
     def launched(self, execution: FencedExecution) -> None:
-        """Store the execution that was launched."""
         self._execution = execution
         if self._cancelled:  # by another thread, during the launch
             execution.cancel()
 
     def cancel(self) -> None:
-        """Cancel the execution if it has not started."""
         self._cancelled = True
         if self._execution is not None:
             self._execution.cancel()
@@ -529,14 +522,12 @@ def on_execute_fenced(
 
 
 def on_get_fenced_info(client: Client, message: calls.GetFencedInfo, fds: FdBundle) -> calls.GetFencedInfoReply:
-    """Report how a fenced execution ended."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         info = hosted.execution.info()
     return calls.GetFencedInfoReply(int(info.status), info.launched, info.fenced, calls.sendable(info.reason))
 
 
 def on_cancel_fenced(client: Client, message: calls.CancelFenced, fds: FdBundle) -> calls.Done:
-    """Cancel a fenced execution that has not started."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         hosted.execution.cancel()
     return calls.Done()

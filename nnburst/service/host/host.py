@@ -145,7 +145,6 @@ class ServiceHost:
 
     @property
     def connections(self) -> tuple[Client, ...]:
-        """The connections that have not ended."""
         with self._lock:
             return tuple(self._connections)
 
@@ -208,8 +207,7 @@ class Client:
     Worker threads serve calls with methods and functions named ``on_*``.
 
     Attributes:
-        flow: The scheduler's flow for the client's bursts; None once the client has disconnected, or if each burst
-            has its own thread.
+        flow: The client's `Flow`; None once the client has disconnected, or if each burst has its own thread.
         buffer_ids: Ids of the client's buffers. The client may use no other buffers.
         bursts: The client's open bursts.
         fenced: Fenced executions that have not ended.
@@ -299,7 +297,6 @@ class Client:
         return calling_at(Deadline.after(self.host.max_compile).at_ns, self.overdue)
 
     def require_broker(self) -> None:
-        """Raise an error if this client is not the broker."""
         if not self.is_broker:
             raise InvalidArgument("only the broker of a service may ask that of its workers")
 

@@ -29,7 +29,7 @@ _SHOWN = {
 
 
 class Quotas(Struct, frozen=True):
-    """Limits for one connection, or for all connections of one user.
+    """Limits for one connection, or for all connections of a user.
 
     Attributes:
         connections: Open connections of a user.
@@ -69,7 +69,7 @@ class Quotas(Struct, frozen=True):
         Args:
             values: New values by name.
             option: Name of the option that gave the values, for error messages.
-            of_user: True for a user's quotas; False for a connection's, which have no `connections`.
+            of_user: True for a user's quotas, which include `connections`.
 
         Raises:
             InvalidArgument: There is no such quota, or its value is not a whole number.
@@ -137,7 +137,7 @@ class Ledger:
 
     @property
     def used(self) -> dict[str, int]:
-        """The amounts in use, by name of the quota."""
+        """The amounts in use, by quota."""
         with self._lock:
             return dict(self._used)
 
@@ -182,6 +182,5 @@ class Ledger:
         self._show(amounts, sign=-1)
 
     def close(self) -> None:
-        """Close the row of statistics."""
         if self._row is not None:
             self._row.close()

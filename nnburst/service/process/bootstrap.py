@@ -1,7 +1,7 @@
 """The first file that a process of this package runs. It sets the module search path, and calls a module's `main`.
 
 The first argument names the module. ``python -P`` runs this file by its path, so that no module comes from the working
-directory, which may contain any file.
+directory.
 """
 
 from __future__ import annotations

@@ -61,7 +61,6 @@ class AccessPolicy(Struct, frozen=True):
         return bool(self.uids or self.gids)
 
     def admits(self, peer: Peer) -> bool:
-        """Return True if a peer is served."""
         return peer.uid in (0, os.geteuid()) or peer.uid in self.uids or not self.gids.isdisjoint(peer.groups)
 
 
@@ -75,7 +74,7 @@ class Broker:
         listeners: Listening SOCK_SEQPACKET sockets; the caller keeps and closes them.
         workers: Function that returns the `WorkerPool` of this broker.
         policy: The users that are served.
-        idle_exit: Seconds without any connection after which `run` returns; None to never return for this reason.
+        idle_exit: Seconds without any connection after which `run` returns; None for no such limit.
 
     Attributes:
         workers: The worker processes.
@@ -127,7 +126,7 @@ class Broker:
             when_ready: Called once signals are handled, to report that the service is ready.
             change: Function (name, unload) that reloads or unloads a named model; the name None reloads all models. It
                 runs in a separate thread.
-            finish: Called when no more clients are accepted, to end clients in this process before the workers end.
+            finish: Function that ends clients in this process, called before the workers end.
 
         Returns:
             The reason why the service ended.
@@ -272,7 +271,7 @@ class Broker:
 
     def _await(self, client: AcceptedClient, timeout: float) -> None:
         client.until = time.monotonic() + timeout
-        if client.sock.fileno() >= 0:  # the client is still connected
+        if client.sock.fileno() >= 0:
             self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
@@ -284,7 +283,6 @@ class Broker:
             self.end_client(client, reason)
 
     def _handle_first_message(self, client: AcceptedClient) -> None:
-        """Handle a client's first message, or its end."""
         if client.is_dismissed:
             client.close()
             return
@@ -348,11 +346,7 @@ class Broker:
             client.close()
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
-        """End the connections and runs of a process, or of all other processes of a user.
-
-        Returns:
-            The number of connections ended.
-        """
+        """End the connections of a process, or of all other processes of a user, and return their number."""
         ended = 0
         for worker in self.workers:
             for client in list(worker.clients.values()):

@@ -30,9 +30,6 @@ class Group:
         held: Controllers that are enabled in the group.
         quotas: Quotas of the user; None for no limits.
 
-    Attributes:
-        held: Controllers that are enabled in the group.
-
     Raises:
         OSError: The kernel refuses the group or a limit.
     """

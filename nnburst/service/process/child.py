@@ -78,7 +78,7 @@ def serve(options: ServiceOptions) -> int:
     faulthandler.enable()
     if is_worker:
         _leave_to_broker(_OWN_PART if options.own else _NAMED_PART)
-    else:  # each pool takes a descriptor here, and the usual limit of 1024 only serves programs that use select()
+    else:  # each pool takes a descriptor
         limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
     begin_log("nnburst service", options.log_level)

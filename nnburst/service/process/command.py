@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ...errors import DeviceUnavailable
 
 _DEFAULTS = {
-    # Freed large blocks go back to the system. Without this, glibc raises its threshold up to 32 MiB and keeps more.
+    # Freed large blocks go back to the system.
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "ORT_DISABLE_TELEMETRY": "1",
 }
@@ -57,7 +57,7 @@ def absolute_entries(path: str) -> str:
 
 
 def service_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with defaults for variables that libraries read when a service loads them."""
+    """Return `env` with defaults for variables of libraries (docs/platforms.md)."""
     threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
     return {**_DEFAULTS, **threads, **env}
 

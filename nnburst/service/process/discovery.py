@@ -1,8 +1,7 @@
 """Discovery of shared services by name: a socket and a lock file in the runtime directory.
 
 The owner of a name has an open-file lock on ``NAME.lock``, which the kernel releases when the process ends. If the
-lock is free and no process listens at the socket, a new owner may replace both files. The lock file contains the
-owner's process id.
+lock is free and no process listens at the socket, a new owner may replace both files.
 
 Another program may remove the files of a running service. The service still listens, and removes only its own files
 when it ends.
@@ -122,11 +121,7 @@ def _belongs_to(found: os.stat_result, uids: Collection[int]) -> bool:
 
 
 def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
-    """Return the ids of the users whose services this process trusts: its own user, root, and `more`.
-
-    Raises:
-        InvalidArgument: A number is not a user id.
-    """
+    """Return this process's user, root, and `more`. Raises `InvalidArgument` if `more` is not user ids."""
     uids = more if isinstance(more, Collection) else (more,)
     if isinstance(more, str | bytes) or not all(isinstance(uid, int) and not isinstance(uid, bool) for uid in uids):
         raise InvalidArgument(f"trust_uid={more!r}: give a user id, or several; pwd.getpwnam(NAME).pw_uid is one")
@@ -240,11 +235,7 @@ def _open_lock(path: Path, flags: int) -> int:
 
 
 def _open_removed(path: Path) -> int:
-    """Open a lock file that was removed while a process of this user still has it open.
-
-    Raises:
-        FileNotFoundError: No process has the file open.
-    """
+    """Open a removed lock file that a process of this user still has open. Raises `FileNotFoundError`."""
     removed = f"{os.path.realpath(path)} (deleted)"
     for link in glob.iglob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -371,12 +362,11 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
     Args:
         address: See `socket_path`. A name is searched in the user's directory, then in /run/nnburst.
         timeout: Seconds to wait for room in the service's backlog; None for no limit.
-        trust_uid: Users whose services are trusted, besides this process's user and root.
+        trust_uid: See `connect_to`.
 
     Raises:
-        DeviceUnavailable: No service runs there, this user may not connect, or the service's user is not trusted.
+        DeviceUnavailable, InvalidArgument: See `connect_to`.
         MissedDeadline: The service did not accept the connection in time.
-        InvalidArgument: The address is malformed.
     """
     trusted = trusted_uids(trust_uid)
     path = _find(address, trusted)
@@ -389,7 +379,7 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
                 sock.connect(os.fspath(path))
                 _check_peer(sock, path, trusted)
                 return sock
-            except BlockingIOError:  # the backlog is full, and poll() cannot wait for room in a Unix socket's backlog
+            except BlockingIOError:  # the backlog is full, and poll() cannot wait for a Unix socket's backlog
                 if deadline.left() == 0:
                     raise MissedDeadline(
                         f"the service at {str(path)!r} took no connection within {limit:.3g} s"

@@ -1,11 +1,4 @@
-"""The client's side of the zygote, the process that services are forked from.
-
-The zygote's children inherit the rights, limits, working directory and environment that the client had when it started
-the zygote. If any of these has changed, or the zygote has ended, a service starts as a new interpreter.
-
-A request is one message over the zygote's control socket, with one end of a socketpair for answers, stderr, and named
-descriptors. The new process answers with its pidfd. When the process has ended, the zygote sends its exit status.
-"""
+"""The client's side of the zygote, the process that services are forked from (docs/internals/zygote.md)."""
 
 from __future__ import annotations
 
@@ -79,7 +72,6 @@ class Zygote:
 
 _lock = process_lock()
 current: Zygote | None = None
-"""The zygote of this process."""
 
 
 @contextlib.contextmanager
@@ -133,13 +125,12 @@ def fork(
         deadline: Time limit for the answer.
 
     Returns:
-        A pidfd of the process and a socket, and a function that reads the exit status from both. If the zygote was
-        killed, the function returns None.
+        (descriptors, function): a pidfd of the process and a socket, and a function of these descriptors that returns
+        the exit status, or None if the zygote was killed.
 
     Raises:
         MissedDeadline: The zygote has not answered in time.
-        ResourceExhausted: This process has no free descriptor.
-        OSError: The system has no free descriptor or process.
+        ResourceExhausted, OSError: See `find_zygote`.
     """
     import json  # imported while the zygote starts
 

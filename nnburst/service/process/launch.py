@@ -73,10 +73,6 @@ def start_child(
     The child ends when this process ends or the connection is closed. It has its own terminal session, so Ctrl-C
     reaches only the client.
 
-    If none of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, the child sets all to 1, because
-    spinning BLAS threads slow small models down. Unless ORT_DISABLE_TELEMETRY is set, the child sets it to 1, so that
-    ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
-
     The child imports no modules from the working directory, nor from relative entries of PYTHONPATH. For Python
     functions, the child uses this program's module search path.
 
@@ -110,7 +106,7 @@ def start_child(
         max_compile=_longest("max_compile", max_compile),
         **more,
     )
-    interpreter()  # checked even if a zygote runs, so that the error does not depend on that
+    interpreter()  # raises the same error with and without a zygote
     try:
         with occupy_streams(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
             said = None
@@ -160,7 +156,7 @@ def start_child(
                 start_daemon(log_lines, said, log, name="nnburst-log", what="the log of a service")
             failing.pop_all()
             return connection
-    except NNBurstError:  # before OSError, because some of these are OSErrors
+    except NNBurstError:  # first, because some are OSErrors
         raise
     except (OSError, MemoryError) as error:
         why = meaning(error.errno) if isinstance(error, OSError) and error.errno else "out of memory"
@@ -234,8 +230,9 @@ class Child:
     """The process of a service.
 
     Args:
-        spawn: Function that starts the process. It returns descriptors, a pidfd first, and a function of these
-            descriptors that returns the exit status, or minus the number of the signal that ended the process.
+        spawn: Function that starts the process and returns (descriptors, function). The first descriptor is a pidfd.
+            The function of the descriptors returns the exit status, or minus the number of the signal that ended the
+            process.
         end: Seconds that the process may take to end; None for the connection's limit.
     """
 

@@ -22,7 +22,6 @@ PERIOD = 10.0
 LONGEST = 4000
 """Maximum characters of a line with its traceback; the rest is cut off."""
 _BYTES = 4 * LONGEST
-"""Maximum bytes of a line, enough for `LONGEST` characters."""
 _LAST_WORDS = 1 << 16
 """Bytes that fit into a pipe."""
 _OWN_LINE = re.compile(r"nnburst service \d+: (DEBUG|INFO|WARNING|ERROR|CRITICAL): (.*)")
@@ -67,7 +66,6 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
             place.left_out += 1
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, cut if it is too long."""
         text = super().format(record)
         if isinstance(self.formatter, JsonLines):  # this formatter cuts each field instead
             return text
@@ -115,7 +113,7 @@ def begin_log(who: str, level: str | int, form: str = "text") -> None:
     text = f"{who} %(process)d: %(levelname)s: %(message)s"
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(text))
     logging.basicConfig(level=level, handlers=[handler])
-    each = logging.StreamHandler()  # clients decide how many requests there are, the operator whether each is a line
+    each = logging.StreamHandler()  # without a limit, because the operator asks for a line per request
     each.setFormatter(handler.formatter)
     requests = logging.getLogger("nnburst.access")
     requests.addHandler(each)
@@ -149,7 +147,6 @@ def log_lines(fds: FdSet, logger: logging.Logger) -> None:
 
 
 def _lines(log: int, pidfd: int) -> Iterator[str]:
-    """Yield the lines of `_read_lines` without terminal control characters."""
     for line in _read_lines(log, pidfd):
         yield "".join(c if c.isprintable() else " " for c in line.decode(errors="replace"))
 

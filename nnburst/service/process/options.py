@@ -77,7 +77,7 @@ class Scheduling:
 
         Raises:
             InvalidArgument: A CPU does not exist or is not allowed for this process.
-            DeviceUnavailable: The system refuses. The message says how to allow it.
+            DeviceUnavailable: The system refuses the policy. The message names a remedy.
         """
         if self.cpus:
             try:
@@ -99,8 +99,7 @@ class Scheduling:
     def above(self, watcher: Callable[[], object]) -> None:
         """Call `watcher`, which starts a thread that can end this process, at a higher priority.
 
-        So the thread runs even if a device never yields its CPU. If the system refuses the higher priority, the thread
-        has the same priority as the others.
+        So the thread runs even if a device never yields its CPU. If the system refuses, the priority stays the same.
         """
         if self.policy:
             with contextlib.suppress(OSError):
@@ -137,8 +136,8 @@ class ServiceOptions(msgspec.Struct, frozen=True):
         path: Module search path of the client's program.
         socket: Inherited end of a socketpair.
         stderr: Descriptor that becomes stdout and stderr once the service has started.
-        functions: Descriptor from which the client's functions are read.
-        faults: Descriptor from which orders for fault points are read.
+        functions: Descriptor of the client's functions.
+        faults: Descriptor of orders for fault points.
         parent: Process id of the client, if the client is this process's parent.
         client: A pidfd of the client, if the client is not this process's parent.
         worker: Name of the service, if this process is a worker and the client is the broker.

@@ -65,10 +65,10 @@ def close_door(
         mode: ``"on"`` for the Landlock and seccomp rules that this kernel supports, ``"strict"`` to require all of
             them, ``"off"`` for no sandbox.
         devices: Devices of this service, which keep the rights that they declare.
-        outputs: Descriptors that are only written to. A terminal among them is reopened for writing only.
+        outputs: Descriptors for output. Terminals are reopened for writing only.
         may_cache: True to keep access to the trust store, for devices that cache.
         start_threads: Function that starts threads. It must first call its argument, which gives up capabilities,
-            because only later threads lose them. seccomp is enabled after this call, for all threads.
+            because only later threads lose capabilities. seccomp is enabled after this call, for all threads.
 
     Raises:
         DeviceUnavailable: The mode is strict and the kernel lacks rules, or a file that a device needs is missing.
@@ -129,7 +129,7 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
             (loader, read | execute),
         ):
             for path in paths:
-                with contextlib.suppress(OSError):  # there is none
+                with contextlib.suppress(OSError):  # the path does not exist
                     _allow(rules, path, rights)
         asked = (needs.read, read), (needs.write, read | write), (needs.programs, read | execute)
         for needed, rights in asked:

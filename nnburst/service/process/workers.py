@@ -77,7 +77,7 @@ class AcceptedClient:
             close_fds([self.sock.detach()])
 
     def send_last(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
-        """Send the last message. The client disconnects, because it might notice a close before the message."""
+        """Send the last message, and stay connected: a close now could hide the message from the client."""
         self.is_dismissed = True
         with contextlib.suppress(OSError, NNBurstError):
             Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
@@ -214,7 +214,6 @@ class Worker:
         )
 
     def how_ended(self) -> str:
-        """Return a sentence about the unexpected end of the process."""
         assert self.service is not None
         ending = self.service.connection.ending
         why = "" if self.group is None else self.group.why_killed()
@@ -323,7 +322,7 @@ class WorkerPool:
                 is_of_connection = isinstance(worker.key, AcceptedClient)
                 moments.append(worker.idle_since + (0.0 if is_of_connection else _IDLE))
                 if now >= moments[-1] and self._remove(worker):
-                    if not is_of_connection:  # the end of such a worker says nothing about the user's other workers
+                    if not is_of_connection:  # its end says nothing about the user's other workers
                         self._pauses.pop(worker.uid, None)
                     worker.service.connection.hang_up(calls.Goodbye())
         if self.groups is not None and self.groups.sweep({worker.group for worker in self}):
@@ -349,7 +348,6 @@ class WorkerPool:
             self.broker.post(partial(self._not_started, worker, str(error)))
 
     def _started(self, worker: Worker) -> ServiceConnection:
-        """Start the process of a worker."""
         options: dict[str, Any] = {"user_quotas": self._user_quotas}
         if worker.uid is not None:
             state = None if worker.uid == os.geteuid() else _state_of(worker.uid)
@@ -392,7 +390,7 @@ class WorkerPool:
     def _part(self, worker: Worker, reason: str) -> None:
         self.bury(worker)
         for number in list(worker.clients):
-            if (client := worker.clients.pop(number, None)) is not None:  # the client is still connected
+            if (client := worker.clients.pop(number, None)) is not None:
                 self.broker.end_client(client, reason)
 
     def bury(self, worker: Worker) -> None:

@@ -1,7 +1,4 @@
-"""The zygote: a process with the imports of a service, from which a client's services are forked.
-
-`forked` describes the requests.
-"""
+"""The zygote: a process with the imports of a service, from which a client's services are forked."""
 
 from __future__ import annotations
 
@@ -101,7 +98,6 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
 
 @cache
 def _load(spec: str, warm: bool, rest: bool = False) -> None:
-    """Import the modules of a device."""
     with contextlib.suppress(Exception):  # the child will report the error
         device = create_device(spec)
         DeviceInfo.of(device)  # finds versions and capabilities

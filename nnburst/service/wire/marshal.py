@@ -86,11 +86,7 @@ def pools_from_wire(
 
 
 def total_size(handles: Iterable[WireMemory]) -> int:
-    """Return the total size of memories in bytes.
-
-    Raises:
-        InvalidArgument: The layout of an image contradicts itself.
-    """
+    """Return the total size of memories in bytes. Raises `InvalidArgument` for a malformed image layout."""
     return sum(_size(handle) for handle in handles)
 
 
@@ -147,9 +143,5 @@ def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:
 
 
 def descriptor_from_wire(wire: WireQueue, fds: FdBundle) -> MQDescriptor:
-    """Build a queue descriptor, which owns its file descriptors.
-
-    Raises:
-        InvalidArgument: A number is outside the format.
-    """
+    """Build a queue descriptor, which owns its file descriptors. Raises `InvalidArgument`."""
     return MQDescriptor(map(astuple, wire.grantors), fds.take(wire.n_fds), wire.quantum, wire.flags)

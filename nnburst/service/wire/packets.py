@@ -68,11 +68,7 @@ class FdBundle(FdSet, Closing):
         return len(self._owned)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Remove and return the next `count` descriptors.
-
-        Raises:
-            InvalidArgument: Fewer descriptors are left.
-        """
+        """Remove and return the next `count` descriptors. Raises `InvalidArgument` if fewer are left."""
         if count > len(self):
             raise InvalidArgument(f"{count} descriptors wanted, {len(self)} left in the message")
         return self.disown(slice(count))

@@ -1,4 +1,4 @@
-"""The calls of the control plane: one table of typed messages (`CALLS`, at the end).
+"""The calls of the control plane, in the table `CALLS`.
 
 A message is a msgspec struct, encoded as MessagePack and tagged with its name. A new call needs two structs and one
 row. Decoding is strict: an unknown name or field, a wrong type, or a count beyond the limits below raises `Malformed`,
@@ -294,8 +294,8 @@ class ImportModel(Message, tag="import_model", frozen=True):
 class ImportModelReply(Message, tag="import_model.reply", frozen=True):
     """The reply to `ImportModel`.
 
-    `model`: the model without pools; `files`: the content of each pool; `optional_inputs`: how many of the last inputs
-    have defaults.
+    `model`: the model without pools; `files`: the name of each pool's file, empty for the imported
+    file; `optional_inputs`: the number of inputs, from the last one back, that have defaults.
     """
 
     model: WireModel
@@ -446,7 +446,7 @@ class CopyBuffer(Message, tag="copy_buffer", frozen=True):
 
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
-    """Opens a burst. Carries the descriptors of the request channel, the result channel and the bell (if any).
+    """Opens a burst. Carries the descriptors of the request channel, the result channel and, with `bell`, a socket.
 
     `callback`: the client's number for the burst, not 0; `polling_window`: seconds that the service polls, None for the
     default; `cpus`: processors that the client may run on; `loop_timeout_ns`: limit of each WHILE, 0 for the default.
@@ -465,7 +465,7 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
     """The reply to `ConfigureBurst`.
 
-    `cpus`: processors of the listener; `pipelined`: True if several requests may wait and the bell is used.
+    `cpus`: processors of the listener; `pipelined`: True if several requests may wait and the socket is used.
     """
 
     burst: Id
@@ -520,7 +520,7 @@ class Release(Message, tag="release", frozen=True):
 class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
     """Ends all connections of a process, and their runs. Only for the user who runs the service and for root.
 
-    `uid`: user whose connections end instead, except those of the asking process; the process of the user's own models
+    `uid`: user whose connections end instead, except those of the asking process. The process of the user's own models
         ends, too.
     """
 
@@ -586,7 +586,6 @@ class Goodbye(Message, tag="goodbye", frozen=True):
 
 
 def dotted(version: tuple[int, int]) -> str:
-    """Return a version as text, with dots."""
     return f"{version[0]}.{version[1]}"
 
 
@@ -603,7 +602,7 @@ def _of_cache(files: CacheFiles | None) -> int:
 
 
 class Call(Struct, frozen=True):
-    """A row of the table: a call, the side that serves it, and how many descriptors its messages carry.
+    """A row of `CALLS`.
 
     Attributes:
         computes: True if a device computes during the call. Other calls never wait for computing calls.
@@ -618,7 +617,6 @@ class Call(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The tag of the request's type."""
         return str(self.request.__struct_config__.tag)
 
     @property
@@ -703,21 +701,12 @@ _reply_decoders = {call.request: msgspec.msgpack.Decoder(call.reply) for call in
 
 
 def encode(message: Message) -> bytes:
-    """Return the body of a message.
-
-    Raises:
-        TypeError: A field is not a plain value.
-        ValueError, OverflowError: An integer needs more than 64 bits.
-    """
+    """Return the body of a message. Raises `TypeError`, `ValueError` or `OverflowError` for wrong fields."""
     return _encoder.encode(message)
 
 
 def encode_request(message: Message) -> bytes:
-    """Encode a request, and check that the other side can read it.
-
-    Raises:
-        InvalidArgument: The other side could not read the request; the error names the field.
-    """
+    """Encode a request. Raises `InvalidArgument`, which names the field, if the other side could not read it."""
     name = CALL_BY_REQUEST[type(message)].name
     try:
         body = encode(message)
@@ -728,11 +717,7 @@ def encode_request(message: Message) -> bytes:
 
 
 def encode_reply(call: Call, message: Message) -> bytes:
-    """Encode a reply, and check that the other side can read it.
-
-    Raises:
-        GeneralFailure: The other side could not read the reply; the error names the field.
-    """
+    """Encode a reply. Raises `GeneralFailure`, which names the field, if the other side could not read it."""
     try:
         body = encode(message)
         _reply_decoders[call.request].decode(body)
