@@ -267,7 +267,7 @@ class DeviceCache:
                 raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
 
     def confirm(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make a published generation the only valid one. Return False if the generation is unknown."""
+        """Make a published generation the only valid one of its entry. Return False if the generation is unknown."""
         return self._store.confirm(cache_key, self._device, generation)
 
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:

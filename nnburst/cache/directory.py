@@ -37,7 +37,7 @@ _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
 """Largest size of the file `declined` in bytes; a larger file is removed."""
 _DOWN_TO = 0.8
-"""Fraction of a limit that eviction leaves, so that the next saves need no eviction."""
+"""Fraction of an exceeded limit that remains after eviction, so that the next saves need no eviction."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

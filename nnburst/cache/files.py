@@ -103,7 +103,7 @@ def _check(fd: int, name: str) -> int:
 
 
 def open_file(parent: int, name: str) -> int:
-    """Open a file for reading and writing. Raises `CacheRejected` unless it is a file of this user, with one link."""
+    """Open a file for reading and writing. Raises `CacheRejected` for a link, or a file that other users can write."""
     fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
     status = os.fstat(fd)
     ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022

@@ -47,7 +47,7 @@ def device_cache_key(
     files: tuple[int, int],
     part: Sequence[tuple[int, int]] = (),
 ) -> bytes:
-    """Derive a device's cache key by hashing each field with its tag and length."""
+    """Derive a device's cache key: hash each field with its tag and length."""
     from hashlib import sha256
 
     digest = sha256()

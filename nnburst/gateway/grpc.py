@@ -73,7 +73,7 @@ async def _abort(context: Any, error: NNBurstError) -> None:
 
 
 class Servicer:
-    """The protocol's calls. Each call has a method of its name, which returns the answer as JSON."""
+    """The protocol's calls: a method for each call, which returns the answer as JSON."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget, tokens: Tokens = EVERYONE) -> None:
         self._models = models

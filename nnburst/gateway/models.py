@@ -270,7 +270,7 @@ class Models:
         return [(name, version) for name, versions in self._versions.items() for version in versions]
 
     async def is_ready(self) -> bool:
-        """Return True if every model that the protocol can serve runs."""
+        """Return True if all models run, except models that the protocol cannot serve."""
         try:
             service = await self._connected()
             for name, version in self._there():

@@ -1,7 +1,7 @@
 """Shared memory that clients register by name, for tensors that are not sent over the network.
 
-Mappings are guarded by `nnburst.memory`, and each tensor is copied once. So a client that changes or shortens its
-memory can change numbers, but cannot crash the gateway.
+A client that changes or shortens its memory can change numbers, but cannot crash the gateway: `nnburst.memory` guards
+mappings, and each tensor is copied once.
 """
 
 from __future__ import annotations

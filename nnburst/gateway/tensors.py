@@ -90,7 +90,7 @@ class ModelTensor:
         return cls(node.name, datatype, _DTYPES[datatype], shape)
 
     def check_size(self, datatype: str, shape: tuple[int, ...], given: int) -> None:
-        """Check that a number of bytes fits the shape or, for strings, the limit.
+        """Check that a number of bytes fits the shape or, for strings, does not exceed the limit.
 
         Raises:
             InvalidArgument: The number, datatype or shape does not fit, or the shape is too large.

@@ -183,7 +183,7 @@ class Execution(BoundRequest, Closing):
         return copies
 
     def reshape(self, shapes: Mapping[str, int | Sequence[int]]) -> None:
-        """Change the shapes of the arrays in `inputs` and `outputs`, within their room.
+        """Change the shapes of the arrays in `inputs` and `outputs`, within the sizes that ``bind(room=…)`` reserved.
 
         Nothing is allocated or copied. The elements of the new arrays are undefined.
 
@@ -191,9 +191,9 @@ class Execution(BoundRequest, Closing):
             shapes: All shapes that the model leaves open, as for `Burst.bind`.
 
         Raises:
-            InvalidArgument: A shape is missing, contradicts the model or needs more room than ``bind(room=…)`` gave; an
-                argument would appear, disappear, become empty or change its rank; or a state would change its shape.
-                All shapes stay as they were.
+            InvalidArgument: A shape is missing, contradicts the model or is too large; an argument would appear,
+                disappear, become empty or change its rank; or a state would change its shape. All shapes stay as they
+                were.
             BadState: The execution is in flight, or closed.
         """
         if not isinstance(shapes, Mapping):
@@ -345,7 +345,7 @@ class Execution(BoundRequest, Closing):
         return None if moved is None else deadline.postpone(begin)
 
     def _move(self, number: int) -> int | None:
-        """Move to another burst. Return 0; -EAGAIN if an abandoned run must end first; None without another burst."""
+        """Move to another burst. Return 0; -EAGAIN if a run must end first; None without another burst."""
         pointer, here = self.pointer, self._home
         if self._pool is None or self._closed:
             return None

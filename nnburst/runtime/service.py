@@ -54,7 +54,7 @@ def service_of(device: Device) -> Service | None:
 
 
 class LocalBackend:
-    """A backend with devices of this process."""
+    """The devices of a service in this process."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
         self.devices = devices

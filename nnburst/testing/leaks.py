@@ -102,7 +102,7 @@ def _descriptors() -> dict[str, str]:
 
 
 def _children() -> set[str]:
-    """Return the children of this process and of its zygote, without the zygote itself."""
+    """Return the children of this process and of the zygote (which forks services), without the zygote itself."""
     zygote = {str(forked.current.process.pid)} if forked.current else set[str]()
     return set().union(*map(_children_of, {"self", *zygote})) - zygote
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics from the statistics of a service and its workers. Needs the extra ``metrics``."""
+"""Prometheus metrics from the statistics of a service and its worker processes. Needs the extra ``metrics``."""
 
 from __future__ import annotations
 

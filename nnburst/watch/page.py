@@ -24,7 +24,7 @@ MAGIC = b"nnbwatch"
 _F_SEAL_FUTURE_WRITE = 0x10  # `fcntl` has the name since Python 3.13
 _F_SEAL_SEAL = 0x1
 MOST_ROWS = 2048
-"""Maximum number of rows of a page: enough for all bursts and models that two users may have."""
+"""Maximum number of rows of a statistics page: enough for all bursts and models of two users."""
 _MOST_BUCKETS = 1 << 18
 """Maximum number of filled histogram buckets of a page. A row has 2112; a real service fills a few dozen."""
 
@@ -83,7 +83,7 @@ class Row:
 
 
 def private_row() -> Row:
-    """Return a row in private memory, for a burst without a page."""
+    """Return a row of statistics in private memory, for a burst that no reader watches."""
     pointer = ffi.new("nnb_row *")
     pointer.number = 1
     pointer.kind = RowKind.BURST

@@ -19,7 +19,7 @@ _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
 
 def name_of_worker(service: str, uid: int) -> str:
-    """Return the page name of a user's worker: the service's name, cut if too long, and the user."""
+    """Return the name of a user's worker process: the service's name, cut if too long, and the user."""
     end = f"{OF_USER}{uid}".encode()
     return (service.encode(errors="replace")[: lib.NNB_LABEL - 1 - len(end)] + end).decode(errors="replace")
 
@@ -105,7 +105,7 @@ class Viewer:
 
     @property
     def user(self) -> str:
-        """The user id of a worker for one user's models, or ""."""
+        """The user id of a worker process for one user's models, or ""."""
         _, _, user = self.name.partition(OF_USER)
         return user if user.isdecimal() else ""
 

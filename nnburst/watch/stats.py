@@ -50,7 +50,7 @@ class RowKind(enum.IntEnum):
     """A model, including the sums of its ended bursts."""
     BURST = 3
     PROCESS = 4
-    """A worker process, in the page of its parent, the broker; with the numbers in `ACCOUNT`."""
+    """A worker process, in the statistics of its parent, the broker process; with the numbers in `ACCOUNT`."""
     CLIENT = 5
     """A connection, with the numbers in `ACCOUNT`; ``threads`` counts executions without a burst."""
 

@@ -144,7 +144,7 @@ class _Lanes:
 
 
 def _micros(ns: int) -> float:
-    # Readers multiply by 1000 and truncate: without the third of a nanosecond, a nanosecond would be lost.
+    # Readers multiply by 1000 and truncate: the third of a nanosecond prevents the loss of one.
     return round(ns / 1000 + 0.0003, 4)
 
 

@@ -25,7 +25,7 @@ POLLING_WINDOW = 50e-6
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
 _MOST_SAMPLES = 1000
-"""Maximum number of samples of a row in a round."""
+"""Maximum number of samples of a benchmark in a round."""
 
 
 class Cpus(NamedTuple):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same model."""
 _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG)
-"""Reasons why a device declines to save a model. After three refusals, the device is not asked again."""
+"""Reasons why a device declines to save a model. After three refusals, the model is not saved again."""
 
 
 class Job(Struct, frozen=True):

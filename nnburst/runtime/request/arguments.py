@@ -29,7 +29,7 @@ _FIRST_GUESS = 4096
 
 
 class Argument(Struct, frozen=True):
-    """An input or output of an execution. Without room and memories, the argument is omitted or has no elements.
+    """An input or output of an execution. Without `room` and `memories`, it is omitted or has no elements.
 
     Attributes:
         room: Bytes reserved for the argument in the execution's own memory.
@@ -51,8 +51,8 @@ class ArgumentLayout(Struct, frozen=True):
 
     Attributes:
         memory: The execution's own memory; None if no argument needs it.
-        offsets: First byte of each argument's room in `memory`.
-        views: Bytes of each argument's room; None for an argument in other memory.
+        offsets: First byte of each argument in `memory`.
+        views: Bytes of each argument in `memory`; None for an argument in other memory.
     """
 
     memory: Memory | None
@@ -418,7 +418,7 @@ class Arguments:
         self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:
-        """Return the bytes for new shapes, by name: the current room, or at least twice as much if it is too small."""
+        """Return the bytes for new shapes, by name: the current bytes if enough, or at least twice as many."""
         need, enough = nbytes_by_name(self.compilation, sizes), {}
         for node, argument in zip(self._nodes, self._all, strict=True):
             least = need.get(node.name, 0)
@@ -447,7 +447,7 @@ class Arguments:
         return np.ndarray(shapes[index].dimensions, node.dtype, view if room is None else room).copy()
 
     def needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
-        """Return the bytes that outputs with too little room in the last run need, by name.
+        """Return the bytes that too small outputs of the last run need, by name.
 
         Raises:
             OutputInsufficientSize: The model fixes the shape of such an output.

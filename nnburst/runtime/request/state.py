@@ -30,7 +30,7 @@ class State(Struct, frozen=True):
         source: The output.
         target: The input. Its shape is the execution's, unless the state grows.
         shape: Initial shape.
-        buffers: The device buffers that alternate runs (turn 0 and 1) read.
+        buffers: The two device buffers, which runs read alternately (turn 0 and 1).
         grows: True if the shape is known only after each run.
     """
 

@@ -269,7 +269,7 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
     """Copy several inputs at once into a batch, after `filled` rows.
 
     Returns:
-        The number of rows of each input; empty if an input is not a dict of fitting arrays, or there is no room.
+        The number of rows of each input; empty if an input does not fit.
     """
     if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
         return []

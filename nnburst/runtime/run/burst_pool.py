@@ -235,7 +235,7 @@ class BurstPool:
         Args:
             key: Key of the ring. Rings with equal keys can replace each other.
             sizes: Shapes of the ring's arguments.
-            make: Function that returns executions on a burst. The first argument is a ring with too little room, or
+            make: Function that returns executions on a burst. The first argument is a ring with too small arrays, or
                 None.
         """
         ring = small = self._rings.pop(key, None)

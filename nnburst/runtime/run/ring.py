@@ -48,7 +48,7 @@ class Ring:
         return self._executions[self._at]
 
     def reshape(self, sizes: Sizes) -> bool:
-        """Change the shapes of the arrays of all executions. Return False if there is too little room."""
+        """Change the shapes of the arrays of all executions. Return False if the memory is too small."""
         try:
             for execution in self._executions:
                 execution._reshape(sizes)

@@ -92,7 +92,7 @@ class Runs:
     def run_again(
         self, permit: Permit, failed: Execution, error: OutputInsufficientSize, limit: float | None
     ) -> list[Array]:
-        """Repeat a run with more room for outputs. `limit` is the run's, without the time of preparation."""
+        """Repeat a run with more memory for outputs. `limit` is the run's, without the time of preparation."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
             larger = self._setting_up(limit).call(self.enlarge, permit, failed, error)
@@ -195,7 +195,7 @@ class Runs:
         return execution
 
     def enlarge(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
-        """Replace a permit's execution by one with enough room for the outputs, and the same inputs."""
+        """Replace a permit's execution by one with enough memory for the outputs, and the same inputs."""
         arguments = small._arguments
         for name, nbytes in arguments.needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
