@@ -47,7 +47,7 @@ class Deadline(Struct, frozen=True):
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
     def postpone(self, since_ns: int) -> Deadline:
-        """Return the deadline, later by the time since `since_ns` (CLOCK_MONOTONIC)."""
+        """Return a deadline that is later by the time since `since_ns` (CLOCK_MONOTONIC)."""
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -36,7 +36,7 @@ class CancelToken:
 
     Attributes:
         cancelled: A word in C, nonzero once the token is cancelled.
-        server: C's server end of the burst, which shows if the client has abandoned the running request; or NULL.
+        server: The burst's server end in C, which shows if the client has abandoned the running request; or NULL.
         account: Account that working memory is charged to; None for no account.
     """
 

@@ -73,14 +73,14 @@ class BurstContext(abc.ABC):
 
     @abc.abstractmethod
     def free_memory(self, slot: int) -> None:
-        """Forget a slot and every plan that uses it. An unknown slot is not an error (REQ-MODEL-051)."""
+        """Drop a slot and every plan that uses the slot. An unknown slot is not an error (REQ-MODEL-051)."""
 
     def failure_reason(self) -> str:
         """Return the reason of the last failed execution; empty if unknown or already returned."""
         return ""
 
     def forget_memory(self, slot: int) -> None:
-        """Forget a slot like `free_memory`, but without waiting."""
+        """Drop a slot like `free_memory`, but without waiting."""
         self.free_memory(slot)
 
     def forget_plans(self) -> None:
@@ -128,7 +128,7 @@ class BurstExecutorWithCache:
         self._entries[slot] = memory
 
     def remove_cache_entry(self, slot: int) -> None:
-        """Forget a slot. An unknown slot is ignored."""
+        """Drop a slot. An unknown slot is ignored."""
         self._entries.pop(slot, None)
 
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:

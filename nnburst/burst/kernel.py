@@ -19,7 +19,7 @@ The result None means status NONE, without shapes or timing. A kernel may have t
   for other dimensions (``docs/internals/devices.md``). The kernel keeps alive what ``c_kernel`` needs.
 * ``conclude(status, deadline_ns)`` raises the exception of a failed run of ``c_kernel``, or returns the run's result.
 * ``finds_buffers`` is True if each run of ``c_kernel`` looks up the driver-managed buffers, and sets the dimensions of
-  those that it has written (``nnb_buffer_contents``).
+  written buffers (``nnb_buffer_contents``).
 
 A kernel counts its own memory as `WorkingMemory`.
 """

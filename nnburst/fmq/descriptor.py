@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Flavour(enum.IntEnum):
-    """The flavour of a queue."""
+    """The flavour of a queue, which decides its number of readers and whether a write can fail."""
 
     SYNCHRONIZED = lib.NNB_SYNCHRONIZED
     """One writer, one reader; a write that does not fit fails."""
@@ -36,7 +36,7 @@ class Layout(enum.IntEnum):
     """The placement of a new queue's counters. `MessageQueue.attach` accepts any layout."""
 
     LINES = lib.NNB_LAYOUT_LINES
-    """128 bytes for each counter and for the event word: no false sharing."""
+    """128 bytes for each counter and for the event word, to avoid false sharing."""
     COMPAT = lib.NNB_LAYOUT_COMPAT
     """The 16-byte header of libfmq."""
     STAMPED = lib.NNB_LAYOUT_STAMPED

@@ -101,7 +101,7 @@ class MessageQueue(Closing):
     writer, and its first read makes it the reader. A second writer causes errors about corrupt counters. After a fork,
     the child's copy is neither writer nor reader. Only one thread at a time may use an object.
 
-    Calls raise `GeneralFailure` if the shared counters are corrupt, and `BadState` if the queue is closed.
+    Reads and writes raise `GeneralFailure` if the shared counters are corrupt, and `BadState` if the queue is closed.
 
     Args:
         dtype: Element type: any NumPy dtype without object fields.

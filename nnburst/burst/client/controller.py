@@ -258,7 +258,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def end_reason(self) -> str:
-        """The server's reason for ending the burst, or empty."""
+        """The server's reason for ending the burst, or an empty string."""
         return self._slots.end_reason
 
     @property

@@ -56,7 +56,7 @@ class InFlight:
         self._then: Callable[[InFlight], None] | None = None
 
     def when_landed(self, then: Callable[[InFlight], None]) -> None:
-        """Call `then` when the run has ended, or now if it has. Another call of this method replaces `then`.
+        """Call `then` when the run has ended, or at once if it has ended. Another call of this method replaces `then`.
 
         The thread that takes the answer calls `then`, possibly twice. `then` must not wait.
         """
@@ -121,7 +121,7 @@ class InFlightRuns:
             self._land(flight.tag, status)
 
     def give_up(self, flight: InFlight) -> bool:
-        """Withdraw an execution that was not sent. Return False if it was sent, so that its answer will come."""
+        """Withdraw an execution that was not sent. Return False if the execution was sent and will be answered."""
         if flight.status is not None:  # a task may be dropped long after its burst has closed
             return True
         if lib.nnb_execution_withdraw(flight.request.pointer) < 0:

@@ -19,10 +19,10 @@ _LAST_SLOT = 2**31 - 1
 class SlotTable(BurstCallback):
     """Table of a burst's memories and slots. Thread-safe without a lock, so that a signal handler cannot deadlock.
 
-    A slot is never reused, so that a server that missed a `free_memory` cannot mistake one memory for another.
+    A slot is never reused, so that a server that missed a call of `free_memory` cannot mistake one memory for another.
 
     Attributes:
-        end_reason: The server's reason for ending the burst, or empty.
+        end_reason: The server's reason for ending the burst; an empty string if the burst has not ended.
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
@@ -52,7 +52,7 @@ class SlotTable(BurstCallback):
         return slot
 
     def free(self, memory: Memory | Named) -> int | None:
-        """Forget a memory, and return its slot or None."""
+        """Drop a memory, and return its slot or None."""
         slot = self._slots.pop(memory, None)
         if slot is not None:
             self._memories.pop(slot, None)

@@ -84,7 +84,7 @@ class ListenerGroup:
             return  # enough for now; C asks for more when needed
 
     def _start_thread(self) -> bool:
-        """Start a thread, or return False. Never raises, because the caller may be the thread that polls for all."""
+        """Start a thread, or return False. Never raises, because the caller may be the thread that polls all queues."""
         out = ffi.new("nnb_worker **")
         if lib.nnb_worker_create(out, self._handle) < 0:
             _log.warning("no memory for another listener")
@@ -188,7 +188,7 @@ class Batcher:
 
     Attributes:
         pointer: The ``nnb_batcher *``, shared by the model's bursts.
-        wait_ns: Nanoseconds that a request waits for others. With 0, no request waits for running requests, either.
+        wait_ns: Nanoseconds that a request waits for others. 0 means no wait, not even for running requests.
     """
 
     pointer: CData

@@ -46,7 +46,7 @@ class PendingCall:
         self.on_failure = on_failure
         self.body = b""
         self.number = 0
-        """The call's id; 0 until there is room for the call."""
+        """The call's id; 0 until the call may be sent."""
         self.outgoing: Outgoing | None = None
         self._claim = threading.Lock()  # the first to acquire it, caller or owner, gets the answer
         self._arrival = threading.Lock()  # no Event: Ctrl-C at a bad moment breaks its wait
@@ -155,7 +155,7 @@ class PendingCalls:
         return self._by_number.get(number)
 
     def remove(self, pending: PendingCall) -> None:
-        """Forget a call, which makes room for another."""
+        """Remove a call, so that another call can be sent."""
         self._by_number.pop(pending.number, None)
         if self._long is pending:
             self._long = None

@@ -192,7 +192,7 @@ class Serving:
             self._outbox.put(refusal(number, error))
 
     def refuse(self, number: int, error: NNBurstError) -> None:
-        """Answer a request whose descriptors were lost with an error."""
+        """Send an error for a request whose descriptors were lost."""
         self._served.enter(waiting=self._outbox.answers)
         self._served.leave()
         self._outbox.put(refusal(number, error))

@@ -39,7 +39,7 @@ class Order(msgspec.Struct, frozen=True):
     """An order to cause a fault.
 
     Attributes:
-        skip: Number of times that the point is passed before the fault happens.
+        skip: Number of times that the point is reached before the fault happens.
         number: Seconds of a delay, exit status, or number of a signal.
     """
 

@@ -242,7 +242,7 @@ def receive(sock: socket.socket) -> Packet:
 
 
 def peek_first(sock: socket.socket) -> tuple[int, Hello | EndClients | LoadModel]:
-    """Return the call id and body of a client's first message, without receiving it.
+    """Return (call id, message) of a client's first message, without receiving the message.
 
     Raises:
         BlockingIOError: No message has come.
