@@ -95,7 +95,6 @@ class PendingCall:
 
     @property
     def is_long(self) -> bool:
-        """True if the request does not fit into one datagram."""
         return len(self.body) > MAX_INLINE
 
     def pack(self) -> Outgoing:

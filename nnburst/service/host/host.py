@@ -272,7 +272,6 @@ class Client:
     charge_answer = account
 
     def charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:
-        """Charge the resources that come with a message."""
         return self.ledger.charge(mapped_bytes=total_size(pools), fds=len(fds), **more)
 
     def model(self, stack: contextlib.ExitStack, wire: WireModel, fds: FdBundle, **more: int) -> Model:
@@ -383,7 +382,6 @@ for _call in calls.CALLS:
 
 
 def _is_usable(device: Device) -> bool:
-    """Return True if a device works and can be offered to clients."""
     try:
         check_device(device)
     except NNBurstError as error:

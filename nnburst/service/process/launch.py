@@ -193,7 +193,6 @@ def _spawn(
 
 
 def is_of_functions(device: str) -> bool:
-    """Return True for the name of a device that runs Python functions."""
     return device.partition(":")[0] == FUNCTIONS
 
 

@@ -91,8 +91,6 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class JsonLines(logging.Formatter):
-    """A formatter of log records as JSON."""
-
     def format(self, record: logging.LogRecord) -> str:
         said = {
             "time": datetime.fromtimestamp(record.created, UTC),
