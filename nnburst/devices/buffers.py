@@ -1,4 +1,4 @@
-"""Driver-managed buffers of a local device: allocation, the client's object, and their use in requests."""
+"""Driver-managed buffers of a device in this process, and their use in requests."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _UINT32 = 2**32 - 1
 
 
 class LocalBuffer(Buffer):
-    """A buffer of a device in this process. `close` or the garbage collector frees it.
+    """A driver-managed buffer of a device in this process, freed by `close` or the garbage collector.
 
     Args:
-        managed: The buffer, which this object registers with the tracker.
-        models: Prepared models of the buffer's roles; they are kept alive.
+        managed: The buffer's memory, which this object registers with the tracker.
+        models: Prepared models that use the buffer. This object keeps them alive.
     """
 
     id = 0
@@ -78,14 +78,14 @@ def allocate_buffer(
     input_roles: Sequence[BufferRole],
     output_roles: Sequence[BufferRole],
 ) -> LocalBuffer:
-    """Check a request for a buffer and create it.
+    """Create a buffer, after checking the arguments.
 
     Args:
         desc, prepared_models, input_roles, output_roles: See `Device.allocate`.
 
     Raises:
-        InvalidArgument: A rule is broken; the message names the role.
-        GeneralFailure: The request is valid, but no buffer can contain such an operand.
+        InvalidArgument: A role or dimension breaks a rule.
+        GeneralFailure: The operand has an extension type, or is too large for a tensor.
         ResourceExhausted: There is not enough memory.
     """
     if not prepared_models or not (input_roles or output_roles):
@@ -117,7 +117,7 @@ def allocate_buffer(
 def with_role(
     place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Merge a buffer's dimensions with those of another role. Raises `InvalidArgument` if they do not fit."""
+    """Merge a buffer's dimensions with another role's. Raises `InvalidArgument` if they conflict."""
     if first is not None and operand.meaning != first.meaning:
         raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
     if dimensions and operand.is_scalar:
@@ -131,7 +131,7 @@ def with_role(
 def _find_role(
     tracker: BufferTracker, prepared_models: Sequence[object], role: BufferRole, place: str, *, is_input: bool
 ) -> tuple[object, OperandDesc, RoleKey]:
-    """Return the prepared model of a role, the operand that it names, and the role's key."""
+    """Return a role's prepared model, its operand, and the role's key."""
     if not 0 <= role.model_index < len(prepared_models):
         raise InvalidArgument(f"{place} names model {role.model_index} of {len(prepared_models)}")
     if getattr(prepared_models[role.model_index], "tracker", None) is not tracker:
@@ -167,7 +167,7 @@ class BoundBuffers:
         self.set = BufferSet(uses)
 
     def with_views(self) -> Request:
-        """Return the request with views of its buffers as pools for kernels. Call it only while admitted."""
+        """Return the request with views in place of its buffers. The buffers must be locked for a run."""
         pools = list(self._request.pools)
         inputs, outputs = list(self._request.inputs), list(self._request.outputs)
         for use in (*self.set.inputs, *self.set.outputs):
@@ -185,7 +185,7 @@ class BoundBuffers:
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
-        """Return the dimensions of outputs in buffers after a run: those in its result, else those known before it."""
+        """Return the dimensions of the outputs in buffers after a run with this result."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []
@@ -197,7 +197,7 @@ class BoundBuffers:
 
 
 def bind_buffers(prepared: LocalModel, request: Request) -> BoundBuffers | None:
-    """Find the buffers of a valid request; return None if it has no buffer."""
+    """Return the buffers of a valid request; None if it has none."""
     if not any(isinstance(pool, BufferId) for pool in request.pools):
         return None
     return BoundBuffers(prepared, request)

@@ -26,7 +26,7 @@ _log = logging.getLogger("nnburst.cache")
 
 @cache
 def _library_digest() -> bytes:
-    """Return the digest of this package's native library, which differs between builds of one version."""
+    """Return the digest of this package's native library."""
     digest = hashlib.sha256()
     for path in sorted(Path(_core.__file__).parent.glob("_nnburst*.so")):
         digest.update(path.read_bytes())
@@ -44,10 +44,10 @@ def cpu_features() -> str:
 
 
 def build_epoch(name: str, version: str, *parts: str) -> bytes:
-    """Return 32 bytes that change with the device, its version, this package's library and the machine's instructions.
+    """Return a digest (32 bytes) of the device, its version, this package's library and the processor's features.
 
     Args:
-        parts: Other facts that the files depend on: format versions, options.
+        parts: Other facts for the digest, such as format versions and options.
     """
     digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
     for text in (name, version, cpu_features(), *parts):
@@ -57,7 +57,7 @@ def build_epoch(name: str, version: str, *parts: str) -> bytes:
 
 
 class DeviceCacheHome:
-    """The owner of a device's `DeviceCache`, which is opened on first use.
+    """The owner of a device's `DeviceCache`. Opens the cache on first use.
 
     Args:
         epoch: Function that returns the digest of `build_epoch`; called on first use.
@@ -77,13 +77,13 @@ class DeviceCacheHome:
             opened = DeviceCache(
                 TrustStore(directory), device=self._device, epoch=self._epoch(), model_files=models, data_files=data
             )
-            self._caches.setdefault(directory, opened)  # Another thread may have opened one meanwhile.
+            self._caches.setdefault(directory, opened)  # Another thread may have been faster.
         return self._caches[directory]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
         """Return a verified entry.
 
-        Raises the same errors as `DeviceCache.load`, and `InvalidArgument` for a bad cache key.
+        Raises the errors of `DeviceCache.load`, and `InvalidArgument` for a bad cache key.
         """
         cache_key = check_cache_key(files.cache_key)
         return self.get().load(
@@ -91,11 +91,10 @@ class DeviceCacheHome:
         )
 
     def save(self, files: CacheFiles, payloads: Payloads, *, compiled: Callable[[], bytes] | None = None) -> SaveResult:
-        """Save an entry as `DeviceCache.save` does. An unexpected exception becomes the reason IO_ERROR.
+        """Save an entry as `DeviceCache.save` does. Report an unexpected exception as the reason IO_ERROR.
 
-        The client sends the fingerprint of the requested model. Its memory and files may have changed since, so that
-        fingerprint is compared with the compiled contents': otherwise one model's compilation could be restored for
-        another.
+        The client sends the fingerprint of the model that it requests, but its memory can change before the
+        compilation. If the compiled contents have another fingerprint, nothing is saved.
 
         Args:
             files: The client's files, their cache key and the model's fingerprint.
@@ -122,6 +121,6 @@ class DeviceCacheHome:
             )  # fmt: skip
         except CacheRejected as error:
             return SaveResult(False, error.reason)
-        except Exception as error:  # The cause, such as a full disk, may pass.
+        except Exception as error:  # such as a full disk
             _log.warning("a compilation of %s was not kept: %s: %s", self._device, type(error).__name__, error)
             return SaveResult(False, CacheReason.IO_ERROR)

@@ -1,4 +1,4 @@
-"""Functions that local devices share: checks of arguments, small models, the devices' version."""
+"""Functions that local devices share."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from .interfaces import CompileJob, Device
 
 T = TypeVar("T")
 OwnBytes = NewType("OwnBytes", bytes)
-"""Bytes of a model that this process has parsed and written again. An importer gives a runtime no other bytes.
+"""Bytes of a model that this process has parsed and serialised again. An importer gives a runtime no other bytes.
 
-Two parsers may read one file as two models. If the file itself were passed on, the model that runs could differ from
-the model that was checked. The importer parses once, drops unknown fields, and tells the runtime the format.
+Two parsers may understand one file differently, so from the file itself the runtime could run another model than the
+importer checked. The importer drops unknown fields, and tells the runtime the format.
 """
 
 
 @cache
 def build_version() -> str:
-    """Return the version of the built-in devices, with NumPy's version, since results depend on it."""
+    """Return the version of the built-in devices, with NumPy's, on which results depend."""
     return f"{VERSION}+numpy{np.__version__}"
 
 
 def check_preparation(job: CompileJob) -> None:
-    """Check preference and priority (else `InvalidArgument`) and the deadline (else `MissedDeadline`)."""
+    """Raise `InvalidArgument` for a bad preference or priority, `MissedDeadline` for a passed deadline."""
     if job.preference not in tuple(ExecutionPreference):
         raise InvalidArgument(f"preference {job.preference} is none of {[int(p) for p in ExecutionPreference]}")
     if job.priority not in tuple(Priority):
@@ -63,7 +63,7 @@ def all_extensions(devices: Sequence[Device]) -> tuple[Extension, ...]:
 
 
 def readable_operations(model: Model) -> tuple[bool, ...]:
-    """Return one bool for each operation of the main subgraph: True if its constants can be read."""
+    """Return, for each operation of the main subgraph, True if its constants can be read."""
     bad = undecodable_pools(model.pools)
 
     def lost(index: int) -> bool:
@@ -75,7 +75,7 @@ def readable_operations(model: Model) -> tuple[bool, ...]:
 
 @cache
 def capabilities_of(exec_time: float = 1.0, operation_time: float = 0.0) -> Capabilities:
-    """Return capabilities that are the same for every type but SUBGRAPH; by default those of the CPU baseline."""
+    """Return equal capabilities for all types but SUBGRAPH, by default the CPU baseline's."""
     each = PerformanceInfo(exec_time)
     types = sorted(code for code in OPERANDS if code != OperandType.SUBGRAPH)
     return Capabilities(each, each, tuple((code, each) for code in types), operation_time=operation_time)
@@ -117,19 +117,19 @@ def device_of(devices: Iterable[Device], name: str) -> Device:
 def call_by_name(
     name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
 ) -> Model:
-    """Return a model that calls a function of an extension by name: operation 0 gets the name as its first input."""
+    """Return a model that calls an extension's function: operation 0 gets the name as its first input."""
     code, encoded = extension_code(prefix, 0), name.encode()
     named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
     return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)
 
 
 def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
-    """Return the description of an extension whose models are made by `call_by_name`."""
+    """Return the extension of models from `call_by_name`."""
     return Extension(name, (ExtensionOperandType(0, is_tensor=False, byte_size=0), *types))
 
 
 def find_named(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return a device's entry for the name in a source of `Device.import_model`."""
+    """Return the entry of a table for a source ``name:NAME`` of `Device.import_model`."""
     kind, _, name = source.partition(":")
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")
@@ -154,7 +154,7 @@ def round_half_away(values: Array) -> Array:
 def activation_limits(operand: OperandDesc, code: int) -> tuple[Any, Any]:
     """Return the (lowest, highest) stored value that a fused activation allows; None for no limit.
 
-    For a quantised type they are zero point + round(limit / scale), within the limits of the type.
+    A quantised limit is zero point + round(limit / scale), clipped to the range of the type.
     """
     info, (low, high) = operand_info(operand.type), _LIMITS[code]
     if info.dtype is None or not info.is_quantised:

@@ -34,12 +34,12 @@ def earlier(one: int, other: int) -> int:
 
 @contextlib.contextmanager
 def calling_at(deadline_ns: int, call: Callable[[], object]) -> Iterator[None]:
-    """Call a function in another thread at a time of CLOCK_MONOTONIC, unless the with block ends first.
+    """Call a function in another thread at a deadline, unless the with block ends first.
 
-    The call may still come just after the block.
+    The call may still happen just after the block.
 
     Raises:
-        ResourceExhausted: The system has no free thread.
+        ResourceExhausted: The system cannot start a thread.
     """
     left = max(0, deadline_ns - time.monotonic_ns()) / 1e9
     timer = threading.Timer(min(left, threading.TIMEOUT_MAX), call)

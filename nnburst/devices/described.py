@@ -1,4 +1,4 @@
-"""The unchanging facts about a device as one value, which a service sends and a proxy reports."""
+"""A device's constant properties as one value, which a service sends to a client's proxy of the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CacheCount = Annotated[int, Meta(ge=0, le=MOST_CACHE_FILES)]
 
 
 class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
-    """The facts that a device reports about itself, which never change."""
+    """The properties of a device that never change."""
 
     name: Name
     version_string: Name
@@ -30,7 +30,7 @@ class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, device: Device) -> DeviceInfo:
-        """Collect the facts about a device."""
+        """Ask a device for its properties."""
         return cls(
             name=device.name,
             version_string=device.version_string,
@@ -43,7 +43,7 @@ class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DescribedDevice(Device):
-    """A device that reports the facts of a `DeviceInfo`; subclasses define its behaviour."""
+    """A device that reports the properties in a `DeviceInfo`. Subclasses define its behaviour."""
 
     name = version_string = ""
     type, capabilities, cache_epoch = DeviceType.OTHER, Capabilities(), b""

@@ -1,8 +1,8 @@
-"""ONNX element types and their operand types: NNAPI's where the meaning is the same, else the extension's.
+"""ONNX element types and their operand types: NNAPI's types, or the ONNX extension's where NNAPI has none.
 
-An integer of eight or sixteen bits is an NNAPI quantised type of scale 1 and zero point 0, whose real and stored
-values are equal. NNAPI has no tensors of rank 0: a scalar has an NNAPI scalar type where one exists, else the
-extension's type with the bit `_SCALAR`. The extension's types have ONNX's numbers.
+An integer of 8 or 16 bits is an NNAPI quantised type of scale 1 and zero point 0, whose real and stored values are
+equal. NNAPI has no tensors of rank 0, so a scalar has an NNAPI scalar type, or an extension type with the bit
+`_SCALAR`. Extension types have ONNX's numbers.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ..model.types import OperandDesc
 
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16
-"""First ONNX number of the types that NumPy lacks."""
+"""Number of ONNX's first element type that NumPy lacks."""
 
 
 class ElementType(Struct, frozen=True):
     """An ONNX element type and its equivalents in NNAPI and NumPy.
 
     Attributes:
-        number: ``TensorProto.DataType``, also the number of the type in the extension.
+        number: ``TensorProto.DataType``, which is also the extension's number.
         name: The word that ONNX Runtime prints in ``tensor(…)``.
         dtype: NumPy type of an element; for types that NumPy lacks, the integer of the same size.
-        tensor: NNAPI type of tensors; None if they have the extension's.
-        scalar: NNAPI type of scalars; None if they have the extension's.
+        tensor: NNAPI type of tensors; None for an extension type.
+        scalar: NNAPI type of scalars; None for an extension type.
         scale: Scale of the NNAPI tensor type.
-        bits: Size of an element in ONNX if it is less than a byte, else 0.
+        bits: Bits of an element smaller than a byte, else 0.
         library: Name in ``ml_dtypes`` of a type that NumPy lacks.
     """
 
@@ -73,14 +73,14 @@ _ROWS = (
     ElementType(64, "encoded value", "|u1"),
 )
 ENCODED = _ROWS[-1]
-"""The element of encoded values (see `devices.encoded`), which are not numeric arrays."""
+"""Element type of values that are not numeric arrays; see `devices.encoded`."""
 _WITHIN = (
     ElementType(8, "string", "|u1"),
     ElementType(21, "uint4", "|u1", bits=4, library="uint4"),
     ElementType(22, "int4", "|i1", bits=4, library="int4"),
     ElementType(23, "float4e2m1", "|u1", bits=4, library="float4_e2m1fn"),
 )
-"""Element types that occur only within encoded values."""
+"""Element types that only encoded values contain."""
 
 _BY_KEY: dict[int | str, ElementType] = {key: row for row in (*_ROWS, *_WITHIN) for key in (row.number, row.name)}
 _OTHERS = {14: "complex numbers", 15: "complex numbers", 25: "2-bit integers", 26: "2-bit integers"}
@@ -102,7 +102,7 @@ def element_type(key: int | str, place: str) -> ElementType:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
 
     Raises:
-        GeneralFailure: Elements have no fixed size (strings), or are smaller than a byte.
+        GeneralFailure: Requests cannot contain arrays of this type: strings, elements smaller than a byte, others.
     """
     row = element_within(key, place)
     if row in _WITHIN:
@@ -111,10 +111,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Return an element type, including the types that occur only within encoded values.
-
-    Raises the same errors as `element_type`.
-    """
+    """Return an element type of arrays or of encoded values. Raises `GeneralFailure` for others."""
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
@@ -122,7 +119,7 @@ def element_within(key: int | str, place: str) -> ElementType:
 
 
 def element_of(dtype: np.dtype[Any], place: str) -> ElementType:
-    """Return the element type for a NumPy type; raises the same errors as `element_type`."""
+    """Return the element type for a NumPy type. Raises `GeneralFailure` if there is none."""
     row = next((row for row in _ROWS if np.dtype(row.dtype) == dtype and row.number < _FIRST_OF_BITS), None)
     if row is None:
         raise GeneralFailure(f"{place} has dtype {dtype}; only numbers of 1, 2, 4 or 8 bytes can be passed to a model")
@@ -130,7 +127,7 @@ def element_of(dtype: np.dtype[Any], place: str) -> ElementType:
 
 
 def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, float]:
-    """Return the operand type and scale of a graph's input or output.
+    """Return the operand type and scale of a value in a graph.
 
     Args:
         rank: Rank of the value; None if unknown.
@@ -143,7 +140,7 @@ def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, 
 
 
 def is_scalar(operand: OperandDesc) -> bool:
-    """Return True if an operand of a graph has rank 0, as opposed to an unknown rank."""
+    """Return True if an operand of a graph has the known rank 0."""
     if operand.type > 0xFFFF:
         return bool(operand.type & _SCALAR)
     return operand.type in (_T.FLOAT32, _T.FLOAT16, _T.INT32, _T.UINT32)

@@ -1,10 +1,10 @@
-"""Encoding of values that are not numeric arrays: self-describing bytes, in which they reach a service.
+"""Encoding of values other than numeric arrays to bytes that describe themselves.
 
-Such values are strings, elements smaller than a byte, sequences, maps, and empty optionals. In a pool, a value is an
-array of bytes. A little-endian word of eight bytes gives its size, including the word; bytes behind it are ignored.
-The bytes in between are MessagePack: nil for an optional without a value, else one of the structures below.
+Encoded values are strings, elements smaller than a byte, sequences, maps, and optionals without a value. An encoded
+value begins with its size, in bytes and including these eight, as a little-endian number. MessagePack follows: nil for
+an optional without a value, else one of the structures below. Readers ignore all bytes beyond the size.
 
-Both sides copy the bytes first and then check all of them: another process may have written anything.
+A reader copies the bytes and then checks all of them, because another process may have written anything.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     _Data = Bytes
     _Offsets = np.ndarray[Any, np.dtype[np.int64]]
 else:
-    _Data = _Offsets = bytes  # They stay bytes until they are checked: other objects take many times their size.
+    _Data = _Offsets = bytes  # Unchecked data stays bytes: decoded objects take many times their size.
 STRING = 8
 ROOM = 1 << 16
-"""Bytes that are set aside for a value of unknown size."""
+"""Bytes of memory reserved for a value of unknown size."""
 _WORD = 8
 _MOST_ITEMS = 1 << 20
 """Largest number of values in a sequence."""
@@ -40,9 +40,9 @@ _HIGHEST_RANK = 64
 
 
 class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
-    """The elements of a tensor as in ONNX Runtime. Strings are UTF-8, each with a NUL behind it.
+    """The elements of a tensor as in ONNX Runtime. Strings are UTF-8, each followed by a NUL.
 
-    `offsets` has the beginning of each string, and the end of the last.
+    `offsets` has the beginning of each string, and the end of the last one.
     """
 
     element: int
@@ -52,14 +52,14 @@ class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
 
 
 class EncodedMap(Struct, frozen=True, array_like=True, tag=2):
-    """One or several maps: one-dimensional keys, and values in the same order. Each row of values is one map."""
+    """One or several maps with equal keys: one-dimensional keys, and a row of values for each map."""
 
     keys: EncodedTensor
     values: EncodedTensor
 
 
 class EncodedSequence(Struct, frozen=True, array_like=True, tag=3):
-    """A sequence of tensors or maps; `element` is the element type of its tensors."""
+    """A sequence of tensors of the element type `element`, or of maps."""
 
     element: int
     items: Annotated[tuple[EncodedTensor | EncodedMap, ...], Meta(max_length=_MOST_ITEMS)]
@@ -69,7 +69,7 @@ Value = EncodedTensor | EncodedMap | EncodedSequence | None
 
 
 def tensor_nbytes(element: ElementType, shape: Sequence[int]) -> int:
-    """Return the size in bytes of a numeric tensor in ONNX Runtime."""
+    """Return the size of a numeric tensor in bytes."""
     count = element_count(shape)
     return -(-count * element.bits // 8) if element.bits else count * element.itemsize
 
@@ -83,7 +83,7 @@ def write(value: Value) -> Bytes:
 
 
 def copy_region(region: Bytes, place: str) -> Bytes:
-    """Return a private copy of a value's bytes in shared memory. Raises `InvalidArgument` if they exceed the region."""
+    """Copy a value's bytes from shared memory. Raises `InvalidArgument` if its size exceeds the region."""
     nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
     if not nbytes:
         raise InvalidArgument(f"{place} has no value yet")
@@ -93,10 +93,10 @@ def copy_region(region: Bytes, place: str) -> Bytes:
 
 
 def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) -> Value:
-    """Decode bytes, which no other process may be able to change.
+    """Decode a value from private bytes, which no other process can change.
 
     Args:
-        count: Called for each tensor before its arrays are made. It may raise to limit tensors: 7 bytes can be one.
+        count: Called before each tensor is decoded. It can raise an error to limit the number of tensors.
 
     Raises:
         InvalidArgument: The bytes are not an encoded value.
@@ -140,7 +140,7 @@ def _check_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
         data.tobytes().decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"a string is no UTF-8 ({error})") from None
-    return replace(tensor, data=data, offsets=offsets)  # Each string is valid UTF-8, too, as it is between two NULs.
+    return replace(tensor, data=data, offsets=offsets)  # As NULs separate them, all strings are valid UTF-8.
 
 
 # ---- Python's values ---------------------------------------------------------------------------------------------
@@ -167,14 +167,15 @@ def numpy_type(holds: str) -> np.dtype[Any]:
 
 
 def from_python(value: Any, holds: str, place: str) -> Value:
-    """Convert a caller's value to the form that ONNX Runtime takes.
+    """Convert a caller's Python value to the form for ONNX Runtime.
 
     Args:
-        value: An array or a value that converts to one; a list for a sequence, a dict for a map, None for no value.
-        holds: Type of the value, as ONNX Runtime writes it.
+        value: A list for a sequence, a dict for a map, None for an optional without a value, else an array or a value
+            that converts to one.
+        holds: Expected type, as ONNX Runtime writes it, such as ``seq(tensor(float))``.
 
     Raises:
-        InvalidArgument: The value has another type.
+        InvalidArgument: The value does not have this type.
     """
     kind, inner = inner_types(holds)
     if kind == "optional":
@@ -210,7 +211,7 @@ def _tensor(value: Any, name: str, place: str, *, is_list: bool = False) -> Enco
     if element.number == STRING:
         return _strings(array, place)
     wanted, given = np.dtype(element.dtype), array.dtype
-    if given.name == element.library:  # A type of another library is passed by its bits.
+    if given.name == element.library:  # a type of ml_dtypes, whose bits are passed
         array = array.astype(wanted) if element.bits and wanted.kind == "i" else array.view(wanted)
     elif given != wanted:
         to = f"ml_dtypes.{element.library}" if element.library else repr(str(wanted))
@@ -238,7 +239,7 @@ def _strings(array: np.ndarray[Any, Any], place: str) -> EncodedTensor:
 
 
 def _pack(array: np.ndarray[Any, Any], element: ElementType, place: str) -> Bytes:
-    """Return the bytes of an array. Elements of 4 bits share a byte, the first one in its lower half."""
+    """Return the bytes of an array. Two 4-bit elements share a byte, the first one in the lower half."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if not element.bits:
         return flat.view(np.uint8)
@@ -268,7 +269,7 @@ def _array(tensor: EncodedTensor) -> np.ndarray[Any, Any]:
     if tensor.offsets is not None:
         raw = tensor.data.tobytes()
         texts = raw.decode().split("\0")[:-1]
-        if len(texts) + 1 != len(tensor.offsets):  # A string contains a NUL.
+        if len(texts) + 1 != len(tensor.offsets):  # Some string contains a NUL.
             texts = [raw[start : end - 1].decode() for start, end in pairwise(tensor.offsets.tolist())]
         return np.array(texts, string_type()).reshape(tensor.shape)
     element = element_within(tensor.element, "")

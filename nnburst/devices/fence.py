@@ -1,6 +1,7 @@
-"""Fences: file descriptors that report the end of an execution to any number of waiters in any processes.
+"""Fences: file descriptors that report the end of an execution to any number of processes.
 
-A fence is one end of a stream socket pair; the other end, the `FenceSignal`, stays in the process that will signal it:
+A fence is one end of a pair of stream sockets. The process that will signal the fence keeps the other end in a
+`FenceSignal`:
 
 ====================  ==================================================  =========================================
 state                 how it comes about                                  ``poll(fd, POLLIN)`` says
@@ -10,12 +11,12 @@ signalled             the signal takes its own byte, writes one, closes   ``POLL
 error                 the signal closes without having taken its byte     ``POLLIN | POLLERR | POLLHUP``
 ====================  ==================================================  =========================================
 
-Closing a stream socket with unread data is an error at the other end, so a process that ends in any way has put its
-fences in error: no code has to run for it. An eventfd has no such state, a pipe can be opened again by its reader,
-who could keep it from ever hanging up, and a page of shared memory cannot be polled.
+From its creation, the signal's end has an unread byte. If a stream socket closes with unread data, the other end
+reports an error. So the kernel puts a process's fences in error when the process ends for any reason. An eventfd
+cannot report errors, a reader of a pipe can prevent its hang-up, and shared memory cannot be polled.
 
-A waiter that reads from a fence takes the byte away from the others; a fence that hung up without one is in error. So
-only the owner of the signal can make a fence say that something has succeeded.
+A waiter must not read from a fence: after the byte is read, other waiters see an error. Only the signal's owner can
+make a fence report success.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ANONYMOUS = ("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[pidfd
 
 
 class FenceState(enum.Enum):
-    """The state of a fence; final once it is not ``ACTIVE``."""
+    """The state of a fence. Only ``ACTIVE`` can still change."""
 
     ACTIVE = "active"
     SIGNALLED = "signalled"
@@ -55,8 +56,8 @@ class Fence(Closing):
     """A descriptor that becomes readable when an event has happened. Context manager; picklable as descriptors are.
 
     Args:
-        fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``; it stays the caller's. Other kinds (a
-            file, a device, an epoll set) are refused: polling them may block for as long as a file system likes.
+        fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``, which the caller keeps and closes.
+            Files, devices and epoll sets are refused, because polling them may block without limit.
 
     Raises:
         InvalidArgument: The descriptor is of another kind, or is not open.
@@ -72,7 +73,7 @@ class Fence(Closing):
             raise
 
     def fileno(self) -> int:
-        """The descriptor, still this object's. Poll it, do not read from it.
+        """The descriptor, which still belongs to this object. Poll it, but do not read from it.
 
         Raises:
             BadState: The fence is closed.
@@ -92,7 +93,7 @@ class Fence(Closing):
             raise ResourceExhausted(f"a fence cannot be duplicated: {error.strerror}") from error
 
     def duplicate(self) -> Fence:
-        """Return a new object for the same fence; raises the same errors as `detach_copy`."""
+        """Return another object for this fence. Raises the errors of `detach_copy`."""
         return Fence(self.fileno())
 
     @property
@@ -101,7 +102,7 @@ class Fence(Closing):
         return self._state_within(0)
 
     def _state_within(self, milliseconds: int | None) -> FenceState:
-        """Wait until the state is not ``ACTIVE``, for `milliseconds` at most, and return it."""
+        """Wait at most `milliseconds` for the end of ``ACTIVE``; return the state."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         found = poll.poll(milliseconds)
@@ -111,11 +112,11 @@ class Fence(Closing):
         """Wait until the fence is signalled.
 
         Args:
-            timeout: Seconds; None for no limit, 0 to ask without waiting.
+            timeout: Seconds; None for no limit, 0 to check without waiting.
 
         Raises:
-            GeneralFailure: The fence is in error: its event failed, or the signalling process is gone.
-            MissedDeadline: The fence is still active.
+            GeneralFailure: The fence is in error: its event failed, or the signalling process ended.
+            MissedDeadline: The fence is still active at the timeout.
         """
         limit = Deadline.after(timeout).left()
         state = self._state_within(None if limit is None else min(math.ceil(limit * 1000), LONGEST_MS))
@@ -129,7 +130,7 @@ class Fence(Closing):
 
 
 def state_of_events(fd: int, events: int) -> FenceState:
-    """Return the state of a fence after a poll for ``POLLIN`` has returned these events."""
+    """Return the state of a fence, given the events from a poll for ``POLLIN``."""
     if events & (select.POLLERR | select.POLLNVAL):
         return FenceState.ERROR
     if events & select.POLLHUP and not (events & select.POLLIN and _has_data(fd)):
@@ -140,20 +141,20 @@ def state_of_events(fd: int, events: int) -> FenceState:
 def _has_data(fd: int) -> bool:
     try:
         (count,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
-    except OSError:  # The descriptor is no stream: it is readable, and has no error state.
+    except OSError:  # not a stream, so readable without an error state
         return True
     return bool(count)
 
 
 def _check_kind(fd: int) -> None:
-    """Raise `InvalidArgument` unless a poll of the descriptor cannot block. Only the kernel is asked."""
+    """Raise `InvalidArgument` for a kind of descriptor whose poll can block."""
     try:
-        name = os.readlink(f"/proc/self/fd/{fd}")  # No file system is asked.
+        name = os.readlink(f"/proc/self/fd/{fd}")  # without a call to the descriptor's file system
     except OSError as error:
         raise InvalidArgument(f"file descriptor {fd} cannot be looked at: {error.strerror}") from error
     if name in _ANONYMOUS or name.startswith(("socket:", "pipe:", "pidfd:")):
         return
-    with contextlib.suppress(OSError):  # It may be no named FIFO.
+    with contextlib.suppress(OSError):  # unless a named FIFO
         fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
         return
     raise InvalidArgument(
@@ -162,9 +163,9 @@ def _check_kind(fd: int) -> None:
 
 
 class FenceSignal:
-    """The sender of a fence: `set` signals it. If the sender is dropped or dies first, the fence is in error.
+    """The sender of a fence. `set` signals the fence; without `set`, the fence is in error at the end of this object.
 
-    As a context manager it puts the fence in error at the end of the block, unless `set` was called.
+    As a context manager, this object calls `fail` at the end of the block.
 
     Attributes:
         fence: The fence, for waiters.
@@ -193,7 +194,7 @@ class FenceSignal:
     def set(self) -> None:
         """Signal the fence, unless `set` or `fail` was called before."""
         if own := self._take_socket():
-            with own, contextlib.suppress(OSError):  # The last waiter may have gone.
+            with own, contextlib.suppress(OSError):  # All waiters may have closed.
                 own.recv(1)
                 own.send(b"\0", self._no_signal)
 
@@ -209,7 +210,7 @@ class FenceSignal:
         self.fail()
 
     def abandon(self) -> None:
-        """Close the copy in a forked child: only the parent decides about the fence."""
+        """Close a forked child's copy, since only the parent may signal the fence."""
         self.fail()
 
     def __del__(self) -> None:
@@ -217,6 +218,6 @@ class FenceSignal:
 
     def _take_socket(self) -> socket.socket | None:
         try:
-            return self._own.pop()  # Only one thread can pop it.
+            return self._own.pop()  # Only one thread gets the socket.
         except IndexError:
             return None

@@ -1,8 +1,8 @@
-"""Fenced executions, which begin once fences are signalled and signal a fence at their end.
+"""Fenced executions, which wait for fences before a run and signal a fence at its end.
 
-Each execution has a thread of its own, which sleeps in one ``poll`` until every fence is signalled or the deadline
-comes, then runs the request. So a fence that is never signalled delays only its own execution, and a run begins one
-wake-up after the last signal. A quota of the service limits the number of fenced executions.
+Each execution has its own thread, so a fence that is never signalled delays no other execution. The thread sleeps in
+``poll`` until all fences are signalled or the deadline passes, then runs the request. A quota of the service limits
+the number of fenced executions.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class FencedInfo(Struct, frozen=True):
 
     Attributes:
         status: The outcome.
-        launched: Durations since the execution was launched; empty unless requested.
+        launched: Durations since the launch; empty unless requested.
         fenced: Durations since the last fence was signalled; empty unless requested.
-        reason: A sentence about the failure; empty after a success.
+        reason: A sentence about the failure, or empty.
     """
 
     status: ErrorStatus
@@ -43,25 +43,25 @@ class FencedInfo(Struct, frozen=True):
 
 
 class FencedExecution(abc.ABC):
-    """An execution that `PreparedModel.execute_fenced` has launched. It continues even if this object is dropped.
+    """An execution that `PreparedModel.execute_fenced` has launched. It continues if this object is deleted.
 
     Attributes:
-        fence: Signalled when the outputs are complete, in error if they will not be. Close it when it is not needed.
+        fence: A fence, signalled when the outputs are complete, and in error after a failure. The caller closes it.
     """
 
     fence: Fence
 
     @abc.abstractmethod
     def info(self) -> FencedInfo:
-        """Return the outcome. Raises `GeneralFailure` before the end, `DeadObject` if the executing process is gone."""
+        """Return the outcome. Raises `GeneralFailure` before the end, `DeadObject` if the executing process died."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """Cancel the execution unless it is running: its fence goes into error. Does not wait. Idempotent."""
+        """Cancel an execution that has not begun to run, and put its fence in error. Does not wait. Idempotent."""
 
 
 def check_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
-    """Return the fences of a fenced execution after checking them and its time limit."""
+    """Check the fences and the time limit of a fenced execution; return the fences."""
     if duration_ns < 0:
         raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
     for position, fence in enumerate(wait_for):
@@ -73,13 +73,13 @@ def check_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence
 
 
 class LocalFenced(FencedExecution):
-    """A fenced execution in this process; `start` launches it.
+    """A fenced execution in this process.
 
     Args:
-        execute: Function that runs the request with options.
-        wait_for: Checked fences; the caller keeps and closes them.
-        options: Options of the run. The deadline limits the wait for fences, too.
-        duration_ns: Nanoseconds that the run may take after the last fence is signalled; 0 for no limit.
+        execute: Function that runs the request with the given options.
+        wait_for: Checked fences, which the caller keeps and closes.
+        options: Options of the run. The deadline also limits the wait for fences.
+        duration_ns: Time limit in nanoseconds after the signal of the last fence; 0 for none.
 
     Raises:
         ResourceExhausted: The process has too many open files.
@@ -103,7 +103,7 @@ class LocalFenced(FencedExecution):
         self._info: FencedInfo | None = None
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
-        """Start the thread, which waits, runs, calls `on_end` and signals the fence. Call it once."""
+        """Start the thread, which waits, runs, calls `on_end` and signals the fence. To be called once."""
         start_daemon(partial(self._run_to_end, on_end), name="nnburst-fenced", what="a fenced execution")
         return self
 
@@ -120,7 +120,7 @@ class LocalFenced(FencedExecution):
     def _run_to_end(self, on_end: Callable[[], None]) -> None:
         try:
             info = self._outcome()
-        except BaseException as error:  # Even after a function's SystemExit the fence must not stay active.
+        except BaseException as error:  # A function may raise SystemExit.
             failure = failure_of(error)
             info = FencedInfo(failure[0], reason=failure.reason)
         self._info = info
@@ -149,7 +149,7 @@ class LocalFenced(FencedExecution):
         return FencedInfo(status, launched, Timing(timing.time_on_device, (ended - fenced) // 1000))
 
     def _wait(self) -> None:
-        """Wait for all fences. Raises `MissedDeadline`, or `GeneralFailure` for a fence in error or a cancelled run."""
+        """Wait for all fences. Raises `MissedDeadline`, or `GeneralFailure` after a cancellation or an error."""
         (cancelled,) = self._cancelled.fds
         poll, left = select.poll(), dict(zip(self._fences.fds, range(len(self._fences)), strict=True))
         for fd in (*left, cancelled):

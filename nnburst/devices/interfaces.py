@@ -1,7 +1,6 @@
 """The interfaces of devices and prepared models, local or in another process.
 
-A local device and the proxy of a device in another process implement the same classes, so their users work in one
-process or across two.
+A local device and a client's proxy of a remote device implement the same classes. So their callers work with both.
 """
 
 from __future__ import annotations
@@ -47,17 +46,18 @@ Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 class CacheFiles(Struct, frozen=True):
-    """The cache files that a client passes to a device, with its facts about them.
+    """The cache files that a client passes to a device, and their properties.
 
     Attributes:
-        model_fds: Open files, as many as the device needs; in a message, their positions among its descriptors.
-        data_fds: Open files, like `model_fds`.
-        cache_key: 32 bytes that name the entry.
-        fingerprint: 32 bytes of the model, to detect a cache key of another model; or empty.
-        staged: True if the files become visible later; then the client calls `Device.confirm_cache`.
-        place_fds: Descriptor of the directory in which a save replaces the entry of this cache key; or empty.
-        priority: Priority of a restored model's executions; `CompileJob` has that of a compiled one.
-        encrypt: True to write encrypted files, and to accept no others.
+        model_fds: Descriptors of model files, as many as the device needs. In a message: positions among its
+            descriptors.
+        data_fds: Descriptors of data files, like `model_fds`.
+        cache_key: Name of the cache entry, of 32 bytes.
+        fingerprint: Digest of the model (32 bytes) that detects the entry of another model; or empty.
+        staged: True if the client publishes the files after a save and then calls `Device.confirm_cache`.
+        place_fds: Descriptor of the directory where a save replaces this key's entry; or empty.
+        priority: Priority of a restored model's executions. For a compiled model, see `CompileJob`.
+        encrypt: True to write and accept only encrypted files.
     """
 
     model_fds: Descriptors
@@ -83,13 +83,13 @@ class CacheFiles(Struct, frozen=True):
 
 
 class CompileJob(Struct, frozen=True):
-    """Instructions for compiling a model.
+    """Options of a compilation.
 
     Attributes:
         preference: Goal of the optimisation.
         priority: Hint for scheduling.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
-        cache: Files for the result; None to keep no result.
+        cache: Files to save the compilation to; None to save nothing.
     """
 
     preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
@@ -102,16 +102,16 @@ class PreparedModel(abc.ABC):
     """A compiled model. Several threads may use it at once."""
 
     cache_result: SaveResult | None = None
-    """The outcome of using the cache files; None if the model came without any."""
+    """The outcome of saving or restoring the cache entry; None without cache files."""
     label = ""
     """The model's name in messages, or empty."""
     takes_steps = False
     """True if requests may have `Steps` among their pools."""
     batcher: Batcher | None = None
-    """The batcher that combines requests of the model's bursts; None if each runs alone."""
+    """The batcher that combines requests of several bursts; None if each request runs alone."""
 
     def run_together(self, most: int) -> None:
-        """Let requests whose arguments have equal shapes run as one batch, up to a number of rows.
+        """Let requests of equal shapes run as one batch of at most `most` rows.
 
         Raises:
             InvalidArgument: The model has no known batch dimension.
@@ -120,24 +120,24 @@ class PreparedModel(abc.ABC):
 
     @abc.abstractmethod
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        """Run the model once and wait for the end.
+        """Run the model once and wait until it ends.
 
         Args:
-            request: Arguments; checked against the model before the run.
+            request: Arguments, which are checked before the run.
             options: Options of the run.
 
-            Returns:
-                Status, output shapes, timing. An error of the request or execution is a status, not an exception.
+        Returns:
+            Status, output shapes, timing. A bad request or failed execution gives a status instead of an
+            exception.
         """
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
-        """Prepare a fenced execution before its fences are signalled; return a callable that runs it.
+        """Prepare a fenced execution before its fences are signalled; return the function that runs it.
 
-        The callable gets the run's options, with the deadline that holds then. By default it calls
-        `execute_synchronously`.
+        The function's argument is the options with the run's deadline. By default it calls `execute_synchronously`.
 
         Raises:
-            InvalidArgument: The request does not fit the model, or leaves dimensions of an output open.
+            InvalidArgument: The request does not fit the model, or a dimension of an output is unknown.
         """
         return partial(self.execute_synchronously, request)
 
@@ -151,21 +151,21 @@ class PreparedModel(abc.ABC):
     ) -> FencedExecution:
         """Launch an execution that begins when all fences are signalled, and return at once.
 
-        The default waits in a new thread, which then runs `execute_synchronously`. A device with fences of its own
+        By default, a new thread waits and then calls `execute_synchronously`. A device that can wait for fences
         overrides this method.
 
         Args:
-            request: Arguments, with known dimensions of all outputs. Its memory stays open until the end.
-            wait_for: Fences; the caller keeps and closes them.
-            options: Options of the run. Only the deadline limits the wait for fences.
-            duration_ns: Nanoseconds that the execution may take once the last fence is signalled; 0 for no limit.
-            on_end: Called in another thread before the fence reports the end or a failure; not if this method raises.
+            request: Arguments. All dimensions of outputs are known; the memory stays open until the execution ends.
+            wait_for: Fences, which the caller keeps and closes.
+            options: Options of the run. The deadline also limits the wait for fences.
+            duration_ns: Time limit in nanoseconds after the signal of the last fence; 0 for none.
+            on_end: Function that another thread calls just before the fence reports the end.
 
         Returns:
-            The execution: its fence, and its outcome once it has ended.
+            The launched execution.
 
         Raises:
-            InvalidArgument: The request or an argument breaks a rule, or a fence is in error already.
+            InvalidArgument: An argument breaks a rule, or a fence is in error.
             MissedDeadline: The deadline has passed.
             ResourceExhausted: No thread can be started, or the process has too many open files.
             BadState: The model is closed.
@@ -184,8 +184,8 @@ class PreparedModel(abc.ABC):
     ) -> BurstContext:
         """Serve a burst on this model.
 
-        The default serves it in a listener thread of this process. A device that can keep mappings and bound plans
-        overrides `burst_executor`, not this method.
+        By default, a listener thread of this process serves the burst. Devices usually override `burst_executor`
+        instead of this method.
 
         Raises:
             InvalidArgument: A channel is unusable.
@@ -202,7 +202,7 @@ class PreparedModel(abc.ABC):
         )
 
     def burst_executor(self) -> BurstExecutorWithCache | None:
-        """Return a new executor for one burst; None if `execute_synchronously` runs each request."""
+        """Return a new executor for one burst; None to run each request with `execute_synchronously`."""
         return None
 
     @property
@@ -211,9 +211,9 @@ class PreparedModel(abc.ABC):
         return Ending()
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once when the process that contains this model dies. Return a function that undoes it.
+        """Call `on_death` once when the model's process dies. Return a function that cancels the call.
 
-        The default never calls it: a local model cannot outlive its process.
+        A local model never calls `on_death`, because it is in the caller's process.
         """
         return lambda: None
 
@@ -222,11 +222,11 @@ class PreparedModel(abc.ABC):
 
 
 class Buffer(Closing, abc.ABC):
-    """A driver-managed buffer. Context manager; a closed buffer is freed once no execution uses it.
+    """A driver-managed buffer. Context manager.
 
     Attributes:
-        timeout: Seconds that a copy may take if the device is in another process; None for no limit. After that the
-            copy raises `MissedDeadline`.
+        timeout: Limit in seconds for a copy by another process, after which the copy raises `MissedDeadline`; None for
+            no limit.
     """
 
     timeout: float | None = 60.0
@@ -234,14 +234,14 @@ class Buffer(Closing, abc.ABC):
     @property
     @abc.abstractmethod
     def id(self) -> int:
-        """The number of the buffer in requests (`BufferId`). It is positive, and only its device knows it."""
+        """The positive number of the buffer in this device's requests (`BufferId`)."""
 
     @abc.abstractmethod
     def copy_to(self, memory: Memory) -> int:
         """Copy the contents to a memory of exactly their size, and return their generation.
 
         Raises:
-            InvalidArgument: The size differs.
+            InvalidArgument: The memory has another size than the contents.
             GeneralFailure: The buffer has no contents, or the memory cannot be mapped.
             ResourceExhausted: The buffer is being written.
         """
@@ -251,27 +251,27 @@ class Buffer(Closing, abc.ABC):
         """Copy new contents from a memory. After a failure the buffer has no contents.
 
         Args:
-            memory: Memory exactly as large as contents of these dimensions.
-            dimensions: Dimensions of the contents; may be empty if all were known at the allocation.
+            memory: Source, exactly as large as contents of these dimensions.
+            dimensions: Dimensions of the contents. Empty is allowed if the allocation gave all.
 
         Raises:
-            InvalidArgument: Size or dimensions do not fit.
+            InvalidArgument: The size or dimensions do not fit.
             ResourceExhausted: The buffer is in use.
         """
 
     @abc.abstractmethod
     def copy_buffer(self, source: Buffer) -> None:
-        """Copy the contents of another buffer of the same device, within the device.
+        """Copy the contents of another buffer of this device, within the device.
 
         Raises:
             InvalidArgument: The source belongs to another device, has no contents, or differs in type or dimensions.
         """
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Report the buffer's size in bytes to a function, now and each time that it grows.
+        """Report the buffer's size to a function, now and after each growth.
 
         Args:
-            account: Receives the number of added bytes; if it raises, the buffer does not grow.
+            account: Function of the number of added bytes. If it raises an error, the buffer does not grow.
         """
 
     @abc.abstractmethod
@@ -280,15 +280,14 @@ class Buffer(Closing, abc.ABC):
 
 
 class Needs(Struct, frozen=True):
-    """The rights that a device needs while it runs models, besides memory and its code.
+    """The rights that a device needs to run models, besides memory and reading its code.
 
-    A service process gives up all other rights before its first model. Files that a device opens in its constructor
-    stay open.
+    A service process drops all other rights before its first model. Files that a device's constructor opens stay open.
 
     Attributes:
         read: Files to read, and directories with everything in them.
-        write: Files to write, and directories in which to make and remove files, too.
-        programs: Programs to start. They get the rights of the service and no more.
+        write: Files to write, and directories in which to create, write and remove files.
+        programs: Programs to start, with the rights of the service.
         network: True to use TCP or UDP.
 
     Example:
@@ -341,7 +340,7 @@ class Device(abc.ABC):
 
     @property
     def needs(self) -> Needs:
-        """The rights that the device needs besides memory and code, read after its construction; none by default."""
+        """The rights that the device needs; none by default. A service reads them after constructing the device."""
         return Needs()
 
     @property
@@ -366,25 +365,25 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Return one bool for each operation of the main subgraph: True if the device can run it.
+        """Return, for each operation of the main subgraph, True if the device can run it.
 
         Raises:
             InvalidArgument: The model breaks a rule of `validate_model`.
         """
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """Return the extensions of which the device supports every operation and type."""
+        """Return the extensions whose operations and types the device supports."""
         return ()
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        """Convert a model file or a named model to a `Model`; the caller need not know the format.
+        """Convert a model file or a named model to a `Model`.
 
         Args:
-            source: The format of a file (``"onnx"``), or ``"name:"`` and the name of a model that the device has.
+            source: A file format (``"onnx"``), or ``"name:NAME"`` for one of `names`.
             pools: The file's bytes, if `source` is a format.
 
-            Returns:
-                The model without pools, and the names of the files for them.
+        Returns:
+            The model without its pools, and the names of the files that become its pools.
 
         Raises:
             InvalidArgument: The file has another format, or the device has no model of this name.
@@ -393,7 +392,7 @@ class Device(abc.ABC):
         raise GeneralFailure(f"{self.name} does not import {source!r}")
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        """Return the numbers of model and data cache files that a compilation needs; (0, 0) for no caching."""
+        """Return the numbers of model files and data files in a cache entry; (0, 0) for no caching."""
         return (0, 0)
 
     @abc.abstractmethod
@@ -402,17 +401,17 @@ class Device(abc.ABC):
 
         Args:
             model: The model. The caller may release it after this call.
-            job: Instructions.
+            job: Options of the compilation.
 
         Raises:
-            InvalidArgument: The model or an argument breaks a rule. Cache files never make a preparation fail.
+            InvalidArgument: The model or an argument breaks a rule. Bad cache files raise no error.
             GeneralFailure: The device cannot run this model.
             MissedDeadline: The deadline passed first.
         """
 
     @property
     def cache_epoch(self) -> bytes:
-        """32 bytes that differ between builds of the device that cannot read each other's cache files."""
+        """Version of the device's cache files, of 32 bytes. Builds with equal bytes can read each other's files."""
         from hashlib import sha256
 
         return sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
@@ -421,20 +420,20 @@ class Device(abc.ABC):
         """Restore a compilation that an earlier `prepare_model` saved, without the model.
 
         Args:
-            cache: The files and the cache key of the save, and the fingerprint of the model that the caller wants.
+            cache: The saved files with their cache key, and the wanted model's fingerprint.
             deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
 
         Raises:
-            CacheRejected: The files are not those that this device saved last under this cache key: compile instead.
+            CacheRejected: The device's last save under this cache key wrote other files. Compile the model instead.
             InvalidArgument: The cache key does not have 32 bytes.
             MissedDeadline: The deadline passed first.
         """
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make published staged files the only valid ones of their entry. Return False if they are unknown.
+        """Make published staged files replace their cache entry. Return False if the device did not save them.
 
-        The default is for devices without generations.
+        By default, does nothing and returns True.
         """
         return True
 
@@ -448,14 +447,14 @@ class Device(abc.ABC):
         """Allocate a driver-managed buffer.
 
         Args:
-            desc: Dimensions in addition to the roles'.
-            prepared_models: Prepared models of this device that the roles refer to.
+            desc: Dimensions, merged with those of the roles' operands.
+            prepared_models: Prepared models of this device, to which the roles refer.
             input_roles: Inputs that may use the buffer.
             output_roles: Outputs that may use the buffer.
 
         Raises:
             InvalidArgument: The models, the roles or the dimensions break a rule.
-            GeneralFailure: The device cannot allocate this buffer, or any.
+            GeneralFailure: The device cannot allocate the buffer.
         """
         raise GeneralFailure(f"{self.name} cannot allocate buffers; use shared memory")
 

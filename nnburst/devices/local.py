@@ -1,4 +1,4 @@
-"""Base classes of devices in this process: requests, driver-managed buffers, cache files, bursts."""
+"""Base classes of devices and prepared models in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LocalDevice(Device):
 
     has_buffers = True
     cache_format = 0
-    """Version of the cache files' format, a part of the epoch; 0 for a device without caching."""
+    """Version of the format of cache files; 0 for a device without caching."""
 
     def __init__(self) -> None:
         self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)
@@ -49,7 +49,7 @@ class LocalDevice(Device):
 
     @abc.abstractmethod
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return the reason why an operation of a valid model cannot be run; empty if it can be."""
+        """Return why this device cannot run an operation of a valid model; empty if it can."""
 
     @abc.abstractmethod
     def compile(self, model: Model) -> LocalModel:
@@ -63,22 +63,17 @@ class LocalDevice(Device):
         return None
 
     def restore(self, cache_key: bytes, entry: VerifiedEntry) -> LocalModel:
-        """Make a prepared model from the files of `save`.
-
-        Raises the same errors as `Device.prepare_model_from_cache`.
-        """
+        """Restore a model that `save` wrote. Raises the errors of `Device.prepare_model_from_cache`."""
         raise NotImplementedError
 
     # ---- common parts ----------------------------------------------------------------------------------------
 
     @property
     def version_string(self) -> str:
-        """Version of the package and of NumPy."""
         return build_version()
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the CPU baseline."""
         return capabilities_of()
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -86,7 +81,7 @@ class LocalDevice(Device):
         return tuple(not reason for reason in self._reasons(model))
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """Return `why_not` for each operation of a valid model. A device may override it to judge all at once."""
+        """Return `why_not` of each operation. A device can override this method to check all at once."""
         return [self.why_not(model, operation) for operation in model.main.operations]
 
     def _reasons(self, model: Model) -> list[str]:
@@ -94,7 +89,7 @@ class LocalDevice(Device):
         return [why if can_read else "a constant of it lies in memory that cannot be read" for why, can_read in said]
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> LocalModel:
-        """Check the model, compile it, and save it if the job has files; see `Device.prepare_model`."""
+        """Validate, compile and, if the job has cache files, save a model; see `Device.prepare_model`."""
         validate_model(model)
         check_preparation(job)
         check_pools(model.pools, "model")
@@ -120,7 +115,7 @@ class LocalDevice(Device):
 
     @property
     def cache_epoch(self) -> bytes:
-        """A digest of the device, its version, the package's library, the instruction set and the format."""
+        """The digest from `build_epoch` that also depends on `cache_format`."""
         return build_epoch(self.name, self.version_string, f"format {self.cache_format}")
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
@@ -140,17 +135,17 @@ class LocalDevice(Device):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
-        """Allocate a buffer of any NNAPI type, also with open dimensions; see `Device.allocate`."""
+        """Allocate a buffer of any NNAPI type, even with unknown dimensions; see `Device.allocate`."""
         if not self.has_buffers:
             return super().allocate(desc, prepared_models, input_roles, output_roles)
         return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
 
 
 class LocalModel(PreparedModel):
-    """A prepared model of a device in this process, which turns requests into plans. A device implements `bind`.
+    """A prepared model of a device in this process. Subclasses implement `bind`.
 
     Attributes:
-        number: Unique number of the prepared model, to which the roles of buffers refer.
+        number: Unique number, by which roles of buffers refer to the model.
     """
 
     takes_steps = True  # A kernel can be called repeatedly.
@@ -161,14 +156,14 @@ class LocalModel(PreparedModel):
         self.tracker = tracker
         self._closed = False
         for pool in model.pools:
-            getattr(pool, "identity", None)  # The pool keeps its identity, which is compared after its end.
+            getattr(pool, "identity", None)  # stored in the pool, for comparison after its closing
 
     @abc.abstractmethod
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Return a kernel for a request; see `nnburst.devices.plan.Bind`."""
 
     def plan(self, request: Request, options: RunOptions = RunOptions(), *, fenced: bool = False) -> Plan:
-        """Check a request and bind it for any number of runs. A fenced request must give all dimensions.
+        """Check a request and bind it for any number of runs. If `fenced`, all output dimensions must be known.
 
         Raises:
             InvalidArgument: The request does not fit the model.
@@ -200,7 +195,7 @@ class LocalModel(PreparedModel):
         return _run(plan, options)
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
-        """Plan a fenced request; see `PreparedModel.bind_fenced`. The run checks the contents of buffers."""
+        """Bind a fenced request; see `PreparedModel.bind_fenced`. Only the run checks that buffers have contents."""
         plan, token = self.plan(request, options, fenced=True), present_token()
 
         def run(final: RunOptions) -> ExecutionResult:
@@ -220,10 +215,10 @@ class LocalModel(PreparedModel):
         return BurstExecutorWithCache(bind)
 
     def forget_source(self) -> None:
-        """Release the source of the model. The device calls this once it needs only the prepared model."""
+        """Release the source of the model, which the device no longer needs."""
 
     def close(self) -> None:
-        """Refuse further requests; existing plans stay usable."""
+        """Refuse new requests. Existing plans stay usable."""
         self._closed = True
         self.model = replace(self.model, pools=())
 

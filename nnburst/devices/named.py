@@ -1,4 +1,4 @@
-"""Named models: a service compiles a model once, and its clients open it by name."""
+"""Named models, which a service compiles once and clients open by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EXTENSION = extension_of_names(EXTENSION_NAME)
 
 @dataclass(eq=False)
 class _Published:
-    """A published model. Its prepared model is closed once no name and no client refers to it."""
+    """A published model. The prepared model is closed after the last reference to this object."""
 
     imported: ImportedModel
     device: Device
@@ -46,13 +46,13 @@ class _Published:
 
 
 class NamedDevice(Device):
-    """A device that opens models by name which other devices of the process compiled. Clients share the weights.
+    """A device that opens, by name, models that other devices of this process compiled. Clients share the weights.
 
-    A name is imported as a model of one operation that contains the name. Preparing it opens the shared model.
-    ``NAME:2`` is version 2 of a model; ``NAME`` alone is its newest version.
+    `import_model` returns a model of one operation that contains the name; `prepare_model` opens the shared model.
+    ``NAME:2`` is version 2 of a model, and ``NAME`` alone its newest version.
 
     Args:
-        devices: Devices that compile and run published models. The caller keeps and closes them.
+        devices: Devices that compile and run published models, owned by the caller.
     """
 
     name = "nnburst-named"
@@ -72,17 +72,18 @@ class NamedDevice(Device):
         batch: int = 1,
         batch_wait: float = 0.0,
     ) -> None:
-        """Compile a model and serve it under a name. Open sessions keep an earlier model of that name.
+        """Compile a model and serve it under a name. Open sessions keep the earlier model of that name.
 
         Args:
             name: Name of the model, not empty.
-            imported: The model with its pools, which may be closed afterwards.
-            batch: Largest number of rows of requests that run together.
-            batch_wait: Seconds that a request waits for others, unless its session wants fast single answers.
+            imported: The model. The caller may close its pools afterwards.
+            batch: Largest number of rows in a batch.
+            batch_wait: Seconds that a request waits for others to form a batch. A session that prefers
+                FAST_SINGLE_ANSWER does not wait.
 
         Raises:
-            InvalidArgument: Requests to the model cannot run together.
-            NNBurstError: See `Device.prepare_model`. An earlier model keeps the name.
+            InvalidArgument: The model cannot run batches.
+            NNBurstError: See `Device.prepare_model`. After any error, an earlier model keeps the name.
         """
         prepared = device.prepare_model(imported.model)
         if batch > 1:
@@ -96,7 +97,7 @@ class NamedDevice(Device):
         self._models[name] = _Published(handle, device, prepared, name, digest, batcher)
 
     def withdraw(self, name: str) -> None:
-        """Stop serving a model, if it is served. Open sessions keep it."""
+        """Stop serving a model. Open sessions keep it; an unknown name is ignored."""
         self._models.pop(name, None)
 
     @property
@@ -109,7 +110,7 @@ class NamedDevice(Device):
         return {name: published.digest for name, published in self._models.copy().items()}
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """Return the extensions of the devices that run the models, and the extension for names."""
+        """Return the extension for names, and the extensions of the devices that run the models."""
         return _EXTENSION, *all_extensions(self._devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -149,14 +150,14 @@ class NamedDevice(Device):
         return next(iter(homes.values())).allocate(desc, inner, input_roles, output_roles)
 
     def _find(self, model: Model) -> _Published | None:
-        """Return the published model for a `model` from `import_model`."""
+        """Return the published model for a model from `import_model`; None for any other model."""
         if not extension_prefix(model, EXTENSION_NAME):
             return None
         published = self._models.get(model.operand_values.decode(errors="replace"))
         return published if published is not None and published.imported.model.main == model.main else None
 
     def close(self) -> None:
-        """Close unused models now, and others when their last client releases them. Idempotent."""
+        """Close unused models now, and others after their last client releases them. Idempotent."""
         self._models = {}
 
 
@@ -179,7 +180,7 @@ class SharedModel(WrappedModel):
 
 
 def _handle(name: str, model: Model) -> Model:
-    """Return a model of one operation with a name, and with the inputs and outputs of `model`."""
+    """Return a model of one operation that contains a name and has the inputs and outputs of `model`."""
     main, prefix = model.main, max(model.extension_name_to_prefix.values(), default=0) + 1
     return call_by_name(
         name,

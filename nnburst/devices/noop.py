@@ -19,7 +19,7 @@ class NoopDevice(LocalDevice):
     name = "nnburst-noop"
     has_buffers = False
     capabilities = capabilities_of(NEVER)
-    """Capabilities slower than any other device's, so that no model is given to it by choice."""
+    """Capabilities slower than all other devices', so that no model is assigned to this device automatically."""
 
     def why_not(self, model: Model, operation: Operation) -> str:
         return ""
@@ -32,7 +32,7 @@ class NoopPreparedModel(LocalModel):
     """A prepared model that only checks requests."""
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Return a kernel that does nothing. Open dimensions remain 0, as nothing is written."""
+        """Return a kernel that does nothing. Unknown output dimensions stay 0."""
         operands = [self.model.main.operands[index] for index in self.model.main.output_indexes]
         dims = [combine_dimensions(o.dimensions, a.dimensions) for o, a in zip(operands, request.outputs, strict=True)]
         if all(o.is_scalar or is_fully_specified(known) for o, known in zip(operands, dims, strict=True)):

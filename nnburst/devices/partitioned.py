@@ -1,7 +1,7 @@
-"""A model on several devices: its parts run one after the other, behind the interface of one prepared model.
+"""A model on several devices, whose parts run one after the other behind the interface of one prepared model.
 
-Values between parts are in one pool of shared memory, where later values replace values that are no longer needed.
-Through a burst, each part in another process runs through a burst of its own.
+Values between parts share one pool, where later values overwrite values that are no longer needed. A burst on the
+whole model opens another burst for each part in another process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .interfaces import CompileJob, Device, PreparedModel
 from .local import LocalModel
 
 _HAND_OVER = 4
-"""Cost of the transition between two parts, in small operations."""
+"""Cost of the transition between two parts, as a number of small operations."""
 
 
 class Step(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Step(Struct, frozen=True):
 
 
 class PartitionedDevice(Device):
-    """Several devices in order of preference, which run parts of a model. The caller closes them."""
+    """Several devices, in order of preference, that run parts of a model. The caller keeps and closes them."""
 
     name = "nnburst-partitioned"
 
@@ -68,19 +68,17 @@ class PartitionedDevice(Device):
 
     @property
     def version_string(self) -> str:
-        """The name and version of every device."""
         return ", ".join(f"{device.name} {device.version_string}" for device in self.devices)
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the preferred device."""
         return self.devices[0].capabilities
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         return all_extensions(self.devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Return one bool for each operation: True if at least one of the devices supports it."""
+        """Return, for each operation, True if at least one device supports it."""
         answers = [device.get_supported_operations(model) for device in self.devices]
         return tuple(any(said) for said in zip(*answers, strict=True))
 
@@ -90,12 +88,12 @@ class PartitionedDevice(Device):
         supported: Sequence[Sequence[bool]] | None = None,
         capabilities: Sequence[Capabilities] | None = None,
     ) -> tuple[Step, ...]:
-        """Cut a model into parts: each operation goes to the first device that supports it.
+        """Cut a model into parts. Each operation goes to the first device that supports it.
 
         Args:
-            supported: Results of `get_supported_operations` of each device, if known.
-            capabilities: Capabilities of each device. If given, the fastest device gets an operation, or the first of
-                equally fast ones.
+            supported: Result of `get_supported_operations` from each device, if known.
+            capabilities: Capabilities of each device. If given, an operation goes to the fastest device that supports
+                it.
 
         Raises:
             InvalidArgument: The model breaks a rule.
@@ -117,7 +115,7 @@ class PartitionedDevice(Device):
         return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
 
     def cost(self, model: Model, steps: Sequence[Step], capabilities: Sequence[Capabilities]) -> float:
-        """Return the cost of all parts, including the transitions between them."""
+        """Return the cost of all parts, with the transitions."""
         total = 0.0
         for step in steps:
             speed = capabilities[self.devices.index(step.device)]
@@ -145,7 +143,7 @@ class PartitionedModel(PreparedModel):
 
     Args:
         parts: The parts in running order.
-        prepared: One prepared model per part, owned by this object from now on.
+        prepared: One prepared model per part, which this object owns.
     """
 
     def __init__(self, model: Model, parts: Sequence[Part], prepared: Sequence[PreparedModel]) -> None:
@@ -172,13 +170,13 @@ class PartitionedModel(PreparedModel):
         return Memory.ashmem(max(1, self.scratch_size), "nnburst-parts")
 
     def requests(self, request: Request, scratch: Memory) -> list[Request]:
-        """Return the requests to the parts, each with only the pools that it needs."""
+        """Return the request to each part, with only the pools that the part needs."""
         main = self.model.main
         given = dict(zip(main.input_indexes, request.inputs, strict=True))
         given |= dict(zip(main.output_indexes, request.outputs, strict=True))
         made = []
         for part in self.parts:
-            pools: dict[int, MemoryLike | Named] = {}  # The keys are pools' ids.
+            pools: dict[int, MemoryLike | Named] = {}  # by `id()`
 
             def argument(i: int, pools: dict[int, MemoryLike | Named] = pools) -> RequestArgument:
                 outer = given[i] if i in given else RequestArgument(location=DataLocation(0, *self._handed[i]))
@@ -235,7 +233,7 @@ class PartitionedModel(PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> BurstContext:
-        """Serve a burst through a burst for each remote part, with the same loop timeout."""
+        """Serve a burst. Each remote part gets its own burst, with this burst's loop timeout."""
         executor = _PartsExecutor(self, callback.loop_timeout_ns)
         return ExecutionBurstServer.create(
             callback, request_channel, result_channel, executor, polling_window=polling_window
@@ -253,8 +251,8 @@ class PartitionedModel(PreparedModel):
         return next((ending for ending in endings if ending.reason), Ending())
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, when the first process that contains a part dies."""
-        once = threading.Lock()  # The first thread that acquires it keeps it.
+        """Call `on_death` once, when the first process of a part dies. Return a function that cancels the call."""
+        once = threading.Lock()  # never released, so only one thread calls
         unlink = [
             prepared.link_to_death(lambda: on_death() if once.acquire(blocking=False) else None)
             for prepared in self.prepared
@@ -297,7 +295,7 @@ class _ThroughBurst:
 
 
 class _PartsKernel:
-    """A kernel that runs the parts of a request in order. `tells`: it returns more than a status."""
+    """A kernel that runs the parts of a request in order. If `tells`, it returns output shapes or timing."""
 
     def __init__(
         self, model: PartitionedModel, request: Request, kernels: Sequence[Kernel], measured: bool, *, tells: bool
@@ -309,7 +307,7 @@ class _PartsKernel:
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run the parts by a deadline (0: none); each part gets the remaining time."""
+        """Run the parts, which share a deadline (0 for none)."""
         results: list[ExecutionResult] = []
         for run in self._kernels:
             require_time(deadline_ns)
@@ -324,7 +322,7 @@ class _PartsKernel:
 
 
 class _PartsExecutor(BurstExecutorWithCache):
-    """An executor that runs local parts of a request directly, and others through bursts of their own."""
+    """An executor of a burst: it runs local parts of a request directly, and remote parts through further bursts."""
 
     def __init__(self, model: PartitionedModel, loop_timeout_ns: int = 0) -> None:
         super().__init__(self._bound)

@@ -1,8 +1,8 @@
 """Plans: requests that a device has checked, mapped and bound to a kernel.
 
-A run of a plan admits the request's driver-managed buffers, copies staged arguments in, calls the device's kernel,
-copies results out, and commits. A failure is an exception until the answer to the client: `execute_synchronously` and
-a burst's listener then call `failure_of` for its status and its sentence.
+A run of a plan locks the request's driver-managed buffers, copies arguments that are not used in place, calls the
+device's kernel, copies results back, and unlocks the buffers. A failure is an exception. `execute_synchronously` and a
+burst's listener convert the exception to a status and a message with `failure_of`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ..model.types import MeasureTiming, MemoryLike, Named, Request, RequestArgu
 from .buffers import BoundBuffers
 
 Bind = Callable[[Request, RunOptions], Kernel]
-"""A device's function that returns a kernel for a valid request, whose pools stay in place. A kernel returns None, or
-a result with the shapes of its outputs if some were open; it raises an exception on failure."""
+"""A device's function that returns a kernel for a valid request, whose pools stay mapped. A kernel returns None, or,
+if output shapes were unknown, a result with the shapes. After a failure it raises an exception.
+"""
 
 
 class Plan:
@@ -30,12 +31,12 @@ class Plan:
     Args:
         buffers: The request's driver-managed buffers, or None.
 
-        Attributes:
-            gate: The buffers that each run has to lock, or None. A burst that locks them itself calls `gate.current`
-                instead of the plan.
+    Attributes:
+        gate: The buffers that each run locks, or None. A burst that locks them itself calls `gate.current` instead
+            of the plan.
 
     Raises:
-        NNBurstError: The request cannot run, or its memory can be neither mapped nor copied.
+        NNBurstError: The request cannot run, or its memory cannot be mapped or copied.
     """
 
     def __init__(self, bind: Bind, request: Request, options: RunOptions, buffers: BoundBuffers | None = None) -> None:
@@ -52,7 +53,7 @@ class Plan:
 
     def _open(self) -> OpenRequest:
         try:
-            with under_token(self._token):  # Later openings of the memory count as the same client's.
+            with under_token(self._token):  # so that a later opening counts memory for the same client
                 self._staged = WorkingMemory()
                 opened = open_request(self._request, self._staged.take)
                 self._kernel = self._bind(opened.request, self._options)
@@ -63,16 +64,16 @@ class Plan:
 
     @property
     def call(self) -> Kernel:
-        """The fastest callable for the request: the bare kernel if no step has to come before or after it."""
+        """The fastest callable for the request: the kernel alone, if a run does nothing else."""
         direct = self._opened is not None and self._opened.is_direct and not self._measures
         return self._kernel if direct else self
 
     def __call__(self) -> ExecutionResult | None:
-        """Run once. None stands for the status NONE without shapes and timing. Raises the kernel's errors."""
+        """Run once. Return None for a success without shapes and timing. Raises the kernel's errors."""
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once, until a time of CLOCK_MONOTONIC in nanoseconds (0: none) if the kernel can be stopped.
+        """Run once. At a deadline (0 for none), stop the kernel if that is possible.
 
         Raises:
             MissedDeadline: The run was stopped.
@@ -81,7 +82,7 @@ class Plan:
 
     def _run(self, deadline_ns: int) -> ExecutionResult | None:
         opened = self._opened or self._open()
-        self._opened = None  # A run after a failure opens the memory anew: it may have been truncated.
+        self._opened = None  # A run after a failure opens the memory again, since a client may have truncated it.
         try:
             opened.before_run()
             started = time.monotonic_ns()
@@ -116,5 +117,5 @@ class Plan:
 def pool_of(request: Request, argument: RequestArgument) -> MemoryLike:
     """Return the pool of an argument of a request."""
     pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, Named)  # Views have replaced buffers before.
+    assert not isinstance(pool, Named)  # Views have replaced all buffers.
     return pool

@@ -25,11 +25,11 @@ _BUILT_IN = {
     "nnburst-litert": ("nnburst.devices.litert", "LitertDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),
 }
-"""(module, class) by name. A module is imported only when its device is made."""
+"""(module, class) by name. A module is imported when its device is first made."""
 
 
 def _installed() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # This slow import is not needed for built-in devices.
+    from importlib.metadata import entry_points  # slow, and not needed for built-in devices
 
     return {entry.name: entry for entry in entry_points(group=_GROUP)}
 
@@ -46,7 +46,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def check_names(devices: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a service's devices as a tuple; the argument may be one name as a string."""
+    """Return the names of a service's devices as a tuple; a single string is one name."""
     names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
     if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
         raise InvalidArgument(f"devices={devices!r}: give at least one device by its name, such as 'nnburst-reference'")
@@ -67,7 +67,7 @@ def create_device(spec: str) -> Device:
     Raises:
         DeviceUnavailable: No device has this name, or a library that it needs is not installed.
         InvalidArgument: The device has no such option.
-        GeneralFailure: The entry point does not give a `Device` of that name.
+        GeneralFailure: The entry point does not return a `Device` of that name.
     """
     name, options = _parse(spec)
     if name in _BUILT_IN:

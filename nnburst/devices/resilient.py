@@ -1,8 +1,7 @@
-"""A device that reconnects after the death of its process, if it is still the same device.
+"""A device that reconnects after the death of its process.
 
-After a reconnection, name, version, type, extensions, capabilities and cache files must be as before. A device that
-has changed is refused, because the caller's buffers, models and decisions were made for the old one; the caller has
-to make a new object.
+The new device must have the old one's name, version, type, extensions, capabilities and numbers of cache files,
+because the caller's decisions depend on them. For a changed device, the caller has to make a new object.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def check_device(device: Device) -> None:
-    """Raise `GeneralFailure` for a device that gives no number of cache files, or needs too many."""
+    """Raise `GeneralFailure` if a device's numbers of cache files are not numbers, or too large."""
     try:
         counts = device.get_number_of_cache_files_needed()
     except DeadObject:
@@ -44,15 +43,15 @@ def check_model(device: Device, prepared: PreparedModel | None) -> PreparedModel
 
 
 class ResilientDevice(DescribedDevice):
-    """A device that connects again when its process has died, and repeats the call that detected the death once.
+    """A device that reconnects if its process has died, and then repeats the failed call once.
 
-    Prepared models and buffers of the dead process stay dead: only the device recovers. Thread safe.
+    Prepared models and buffers of the dead process stay unusable. Thread safe.
 
     Args:
-        connect: Function that returns the device; called again after each death.
+        connect: Function that connects to the device; called now and after each death.
 
     Raises:
-        GeneralFailure: The device is not usable: see `check_device`.
+        GeneralFailure: See `check_device`.
         NNBurstError: The device cannot be connected.
     """
 
@@ -67,7 +66,7 @@ class ResilientDevice(DescribedDevice):
     # ---- recovery ------------------------------------------------------------------------------------------------
 
     def _open_connection(self) -> tuple[Device, DeviceInfo]:
-        """Connect and get the device's facts; close a device that cannot answer."""
+        """Connect, and get the device's properties. After an error, close the device."""
         device = self._connect()
         try:
             check_device(device)
@@ -87,7 +86,7 @@ class ResilientDevice(DescribedDevice):
         return device
 
     def recover(self, failed: Device) -> Device:
-        """Replace a device whose process has died, unless another thread has done so. The new device must be equal."""
+        """Reconnect, unless another thread has already replaced `failed`. Return the present device."""
         replaced: list[Device] = []
         try:
             with self._lock:
@@ -107,7 +106,7 @@ class ResilientDevice(DescribedDevice):
             return call(device)
         except (DeadObject, BadState) as death:
             if isinstance(death, BadState) and self._device is device:
-                raise  # Another thread has not replaced and closed it.
+                raise  # No other thread has replaced and closed the device.
             try:
                 device = self.recover(device)
             except NNBurstError as error:
@@ -120,7 +119,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def status(self) -> DeviceStatus:
-        """The device's status; OFFLINE after the death of its process, until a call connects again."""
+        """The device's status; OFFLINE from the death of its process to the next reconnection."""
         return self.current.status
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -148,7 +147,7 @@ class ResilientDevice(DescribedDevice):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
-        """Allocate a buffer, without a second try after a death: the prepared models have died, too."""
+        """Allocate a buffer. Does not reconnect, since the prepared models died with the process."""
         return self.current.allocate(desc, prepared_models, input_roles, output_roles)
 
     def close(self) -> None:
@@ -160,7 +159,7 @@ class ResilientDevice(DescribedDevice):
 
 
 def _close(device: Device) -> None:
-    """Close a replaced device, ignoring errors of the broken device."""
+    """Close a replaced device, ignoring errors."""
     try:
         device.close()
     except Exception as error:

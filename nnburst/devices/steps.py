@@ -1,8 +1,7 @@
-"""Requests of several steps: the kernel of one step, bound to private arrays, is called for each.
+"""Requests of several steps, for each of which one kernel is called.
 
-The device binds the request once, for any number of steps. Between two steps (``csrc/steps.c``), the arguments of one
-step are copied from and to the arguments of all steps, and written state is copied to the place where the next step
-reads it.
+The device binds the kernel to private arrays for one step. Before each step, ``csrc/steps.c`` copies the step's inputs
+and state into these arrays; after it, the step's outputs out of them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from .deadline import is_limit
 
 
 def _errors() -> dict[int, NNBurstError]:
-    """Return the error for each errno with which the C core ends the steps."""
+    """Return the error for each errno from `nnb_steps_turn`."""
     return {
         errno.EPIPE: GeneralFailure("ended before it, for its client has gone, closed the burst, or given the run up"),
         errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
@@ -46,7 +45,7 @@ class SteppedKernel:
 
     Args:
         bind: Function that returns the kernel of one step.
-        token: Cancelled once the client no longer awaits the answer; None for never.
+        token: Token that is cancelled if the client stops waiting; or None.
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
@@ -63,10 +62,10 @@ class SteppedKernel:
     ) -> None:
         self._count = steps.count
         self._memory = WorkingMemory()
-        own: list[Region] = []  # Pools with the arguments of one step.
+        own: list[Region] = []  # pools with the arguments of one step
         exchanged: list[list[tuple[Array, Array, int]]] = [[], []]  # (one step, all, stride)
-        pairs: dict[int, tuple[Array, Array]] = {}  # (read, written) states, by position of the output.
-        self._first: list[tuple[Array, Array]] = []  # (private, buffer) of each state
+        pairs: dict[int, tuple[Array, Array]] = {}  # arrays of a state (read, written), by position of the output
+        self._first: list[tuple[Array, Array]] = []  # (private array, buffer) of each state
         self._last: list[tuple[Array, Array]] = []
         outputs_of = {target: output for output, target in steps.state}
 
@@ -113,13 +112,11 @@ class SteppedKernel:
         self._steps = ffi.new("nnb_steps *", {"arguments": self._rows, "lasted_ns": 2**64 - 1, **who, **sizes})
 
     def __call__(self) -> None:
-        """Run all steps."""
         self.until(0)
 
     def until(self, deadline_ns: int) -> None:
-        """Run all steps. After the deadline, end between two steps, or sooner if the device can.
+        """Run all steps. After the deadline, stop within a long step if the device can, else before the next step.
 
-        Short steps do not get the deadline, since passing it would take longer than the step.
 
         Raises:
             MissedDeadline: The run was stopped.
@@ -144,7 +141,7 @@ class SteppedKernel:
             buffer[...] = private
 
     def _check(self, result: ExecutionResult) -> None:
-        """Refuse unexpected output shapes, since the client gets no shapes."""
+        """Raise `GeneralFailure` for unexpected output shapes, since the client gets no shapes."""
         shapes: tuple[OutputShape, ...] = result[1]
         for position, (shape, dims) in enumerate(zip(shapes, self._dimensions, strict=False)):
             if dims and shape.dimensions != dims:

@@ -1,4 +1,4 @@
-"""Batches: requests of one shape that run together; see `nnb_batch` in ``csrc/nnburst.h``."""
+"""Batches of requests with equal shapes; see `nnb_batch` in ``csrc/nnburst.h``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .importer import GraphArgument, is_bool
 
 Shapes = tuple[tuple[int, ...], ...]
 BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
-"""An argument of a request, with its dimensions and its place in memory."""
+"""An argument of a request, its dimensions, and its bytes."""
 _MOST_BYTES = 64 << 20
-"""Largest size in bytes of all arguments of a model's batches. Beyond it, copying costs more than batching gains."""
+"""Largest size in bytes of a model's batches. For larger ones, copying costs more than batching saves."""
 _MOST_SHAPES = 8
-"""Largest number of shapes with a batch: each takes memory, and a binding for each number of rows."""
+"""Largest number of a model's batches, each of which takes memory."""
 
 
 class Batch:
-    """A batch, which runs several requests of one shape together on its own arrays."""
+    """Arrays and runs for a batch of requests with equal shapes."""
 
     def __init__(
         self, graph: Graph, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], most: int
@@ -51,13 +51,13 @@ class Batch:
 
 
 class Batches:
-    """The batches of one model, one per combination of shapes. A batch lives as long as its requests are bound.
+    """The batches of one model, one for each combination of shapes. A batch exists as long as its requests are bound.
 
     Args:
-        most: Largest number of rows in a run; a request may have several.
+        most: Largest number of rows in a run, of which one request can have several.
 
     Raises:
-        InvalidArgument: An argument has no rows.
+        InvalidArgument: An argument has no batch dimension, or is not a numeric array.
     """
 
     def __init__(self, graph: Graph, most: int) -> None:
@@ -74,10 +74,10 @@ class Batches:
         self._batches: weakref.WeakValueDictionary[Shapes, Batch] = weakref.WeakValueDictionary()
 
     def join(self, kernel: Any, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument]) -> object:
-        """Let the ``nnb_kernel *`` of a small request with rows run together with others of its shapes.
+        """Let a request's ``nnb_kernel *`` join the batch for its shapes, if the batch is small enough.
 
         Returns:
-            An object that must live as long as the kernel.
+            An object to keep as long as the kernel; None if the request always runs alone.
         """
         bound = (*inputs, *outputs)
         shapes = tuple(dims for _, dims, _ in bound)

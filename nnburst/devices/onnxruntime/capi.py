@@ -1,7 +1,7 @@
-"""ONNX Runtime's C API from its package, with the part of its Python interface that this device uses.
+"""ONNX Runtime's C API, behind the part of ONNX Runtime's Python interface that this device uses.
 
-The library has a table of functions, which keep their positions: the table only grows. Runs are kernels in C
-(``csrc/ort.c``); this module makes the calls that happen once for a session or request.
+The library has a table of functions, whose positions never change. This module makes the calls that happen once for a
+session or request. Runs are kernels in C (``csrc/ort.c``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .levels import GraphOptimizationLevel as GraphOptimizationLevel
 _log = logging.getLogger(__name__)
 
 _VERSION = 15
-"""First version of the C API with all of these functions."""
+"""First version of the C API that has all functions below."""
 _FUNCTIONS = {
     "CreateEnv": (3, "int, const char *, void **"),
     "CreateSessionFromArray": (8, "void *, const char *, size_t, void *, void **"),
@@ -70,7 +70,7 @@ _FUNCTIONS = {
     "AddExternalInitializers": (210, "void *, const char **, void **, size_t"),
     "GetResizedStringTensorElementBuffer": (252, "void *, size_t, size_t, char **"),
 }
-"""Position in the table and parameters of each function. Each function returns a status, NULL for success."""
+"""Position in the library's table and parameters of each function. A function returns a status, NULL for success."""
 _RELEASES = {
     "Status": 93,
     "Session": 95,
@@ -83,7 +83,7 @@ _RELEASES = {
 _TENSOR, _SEQUENCE, _MAP = 1, 2, 3
 _KINDS = ("nothing", "tensor", "sequence", "map", "opaque", "sparse tensor", "optional")
 _ERRORS_ONLY = 3
-"""Minimum severity of logged messages. Warnings are normal, so they are left out."""
+"""Minimum severity of logged messages. Warnings are normal, so ONNX Runtime does not log them."""
 
 
 class OrtError(Exception):
@@ -107,7 +107,7 @@ class _Api:
             name: _function(f"void *(*)({takes})", self.table[slot]) for name, (slot, takes) in _FUNCTIONS.items()
         }
         self._releases = {what: _function("void (*)(void *)", self.table[slot]) for what, slot in _RELEASES.items()}
-        self.env = self.get("CreateEnv", _ERRORS_ONLY, b"Default")  # It lives as long as the process.
+        self.env = self.get("CreateEnv", _ERRORS_ONLY, b"Default")  # exists until the process ends
         self.memory = self.get("CreateCpuMemoryInfo", 0, 0)
         self.allocator = self.get("GetAllocatorWithDefaultOptions")
 
@@ -123,20 +123,20 @@ class _Api:
         raise OrtError(text)
 
     def get(self, name: str, *arguments: Any, kind: str = "void *") -> Any:
-        """Call a function and return the value that it writes through its last argument."""
+        """Call a function; return the value that the function writes to its last argument."""
         out = ffi.new(f"{kind} *")
         self.call(name, *arguments, out)
         return out[0]
 
     def own(self, what: str, handle: Any) -> Any:
-        """Return a handle that is released with its last reference."""
+        """Return a handle that is released after its last reference."""
         return ffi.gc(handle, self._releases[what])
 
     def release(self, what: str, handle: Any) -> None:
         self._releases[what](handle)
 
     def tensor(self, element: int, dims: Sequence[int], address: int) -> Any:
-        """Return a tensor over memory, which must outlive it."""
+        """Return a tensor over memory that outlives the tensor."""
         nbytes = tensor_nbytes(element_within(element, ""), dims)
         place, shape = ffi.cast("void *", address), ffi.new("int64_t[]", dims)
         name = "CreateTensorWithDataAsOrtValue"
@@ -154,16 +154,16 @@ def _package() -> Path:
 
 @cache
 def package_version() -> str:
-    """Return the version of ONNX Runtime's package, which has several names, such as onnxruntime-gpu."""
+    """Return the version of the module ``onnxruntime``, which several packages contain."""
     try:
         said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
-    except FileNotFoundError:  # In a frozen program only an import shows it.
+    except FileNotFoundError:  # a frozen program, which has no file
         return str(import_module("onnxruntime").__version__)
     return said[1] if said else "unknown"
 
 
 def load() -> bool:
-    """Load the library once. Return True if it exists and has the package's version."""
+    """Load the C library once. Return False if it is missing or has another version than the package."""
     global _api
     try:
         (path,) = _package().glob("capi/libonnxruntime.so.*")
@@ -181,8 +181,6 @@ def _setting(name: str) -> property:
 
 
 class SessionOptions:
-    """The options of a session."""
-
     def __init__(self) -> None:
         self.handle = _api.own("SessionOptions", _api.get("CreateSessionOptions"))
 
@@ -195,15 +193,15 @@ class SessionOptions:
     )
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Set an option that has no function of its own."""
+        """Set an option by its name."""
         _api.call("AddSessionConfigEntry", self.handle, key.encode(), os.fsencode(value))
 
     def add_initializer(self, name: str, value: OrtValue) -> None:
-        """Use a value in place of the graph's initializer; the value must outlive the session."""
+        """Replace an initializer of the graph. The value must outlive the session."""
         _api.call("AddInitializer", self.handle, name.encode(), value.handle)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Supply tensors that the graph expects in files; they must live until the session is made."""
+        """Supply tensors that the graph expects in external files. They must exist until the session is created."""
         texts = [ffi.new("char[]", name.encode()) for name in names]
         handles = ffi.new("void *[]", [value.handle for value in values])
         _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))
@@ -218,11 +216,11 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, array: np.ndarray[Any, Any], element: int) -> OrtValue:
-        """Return a tensor over an array, with elements of an ONNX type that NumPy may lack."""
+        """Return a tensor over an array, with the ONNX element type `element`, which NumPy may lack."""
         return cls(_api.tensor(element, array.shape, array.ctypes.data), array)
 
     def has_value(self) -> bool:
-        """Return True if the value exists."""
+        """Return False for an optional without a value."""
         return bool(_api.get("HasValue", self.handle, kind="int"))
 
     def shape(self) -> list[int]:
@@ -234,7 +232,7 @@ class OrtValue:
 
     @classmethod
     def of(cls, value: Value) -> OrtValue:
-        """Wrap a value of any kind but None. Numbers stay in the memory of `value`, which must outlive the result."""
+        """Wrap a value other than None. Numbers stay in the memory of `value`, which must outlive the result."""
         if isinstance(value, EncodedTensor):
             if value.offsets is None:
                 return cls(_api.tensor(value.element, value.shape, value.data.ctypes.data))
@@ -250,7 +248,7 @@ class OrtValue:
         return cls(_api.own("Value", _api.get("CreateValue", handles, len(parts), kind)))
 
     def value(self) -> Value:
-        """Return a copy of the value. Raises `GeneralFailure` if clients cannot get a value of this kind."""
+        """Return a copy of the value. Raises `GeneralFailure` if a value of this kind cannot be sent to clients."""
         if not self.has_value():
             return None
         kind = _api.get("GetValueType", self.handle, kind="int")
@@ -282,7 +280,7 @@ class OrtValue:
 
 
 def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor) -> Any:
-    """Return a tensor of strings. The library cuts strings at a NUL, so those with a NUL are set a second time."""
+    """Return a tensor of strings. FillStringTensor cuts strings at a NUL, so strings with NULs are set again."""
     data = tensor.data
     shape = ffi.new("int64_t[]", tensor.shape)
     made = _api.own("Value", _api.get("CreateTensorAsOrtValue", _api.allocator, shape, len(tensor.shape), STRING))
@@ -298,7 +296,7 @@ def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor
 
 @cache
 def _no_tensors(element: int) -> OrtValue:
-    """Return an empty sequence of tensors. Only a model with SequenceEmpty can make one."""
+    """Return an empty sequence of tensors, made by a model because no API function makes one."""
     element_within(element, "a sequence")
     helper, options = import_module("onnx.helper"), SessionOptions()
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(element, None))
@@ -323,7 +321,7 @@ def _dimensions(info: Any) -> list[int]:
 
 
 class InferenceSession:
-    """A session on the CPU, for any number of threads. Raises `OrtError` if the model is malformed or cannot run."""
+    """A session on the CPU. Thread safe. Raises `OrtError` if ONNX Runtime refuses the model."""
 
     def __init__(self, data: bytes, options: SessionOptions, **others: object) -> None:
         made = _api.get("CreateSessionFromArray", _api.env, data, len(data), options.handle)
@@ -341,21 +339,19 @@ class IOBinding:
         self.session = session
 
     def bind_input(self, name: str, device: str, number: int, element: int, dims: Sequence[int], address: int) -> None:
-        """Bind an input to memory, which the caller keeps open."""
+        """Bind an input to memory that the caller keeps open."""
         _api.call("BindInput", self.handle, name.encode(), _api.tensor(element, dims, address))
 
     def bind_value(self, name: str, value: OrtValue) -> None:
-        """Bind an input to a value."""
         _api.call("BindInput", self.handle, name.encode(), value.handle)
 
     def clear_inputs(self) -> None:
-        """Remove the bindings of all inputs."""
         _api.release("BoundInputs", self.handle)
 
     def bind_output(
         self, name: str, device: str, number: int = 0, element: int = 0, dims: Sequence[int] = (), address: int = 0
     ) -> None:
-        """Bind an output to memory that the caller keeps open; without an address, to ONNX Runtime's own memory."""
+        """Bind an output to memory that the caller keeps open. For address 0, ONNX Runtime allocates the output."""
         if address:
             _api.call("BindOutput", self.handle, name.encode(), _api.tensor(element, dims, address))
         else:
@@ -372,7 +368,7 @@ class IOBinding:
 
 
 Copies = Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
-"""Pairs (target, source) of arrays of equal size for copies. In bools, any byte but 0 becomes 1."""
+"""Pairs (target, source) of equally large arrays. In copies of bools, any byte but 0 becomes 1."""
 _FAILURES: dict[int, type[NNBurstError]] = {
     ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadline,
     ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhausted,
@@ -380,15 +376,15 @@ _FAILURES: dict[int, type[NNBurstError]] = {
 
 
 class BoundRun:
-    """A kernel in C: it copies inputs, runs a binding and copies outputs.
+    """A kernel in C that copies inputs, runs a binding and copies outputs.
 
     Args:
         binding: The binding to run.
 
     Attributes:
         kernel: An ``nnb_kernel *``, valid as long as this object.
-        run: Function that runs the kernel until a deadline, 0 for none; returns 0, or the status of the failure. It
-            releases the interpreter's lock meanwhile.
+        run: Function that runs the kernel until a deadline (0 for none) without the interpreter's lock. Returns 0, or
+            the status of a failure.
     """
 
     def __init__(self, binding: IOBinding, before: Copies = (), after: Copies = ()) -> None:
@@ -405,13 +401,13 @@ class BoundRun:
         self.run = partial(lib.nnb_kernel_run, self.kernel)
 
     def describe_arguments(self, rows: Any, n_inputs: int, *, adapts: bool) -> None:
-        """Describe the arguments with ``nnb_ort_argument`` rows; see ``nnb_ort_tell``."""
+        """Pass the ``nnb_ort_argument`` structures of all arguments to the kernel; see ``nnb_ort_tell``."""
         self._kept.append(rows)
         n_outputs = len(rows) - n_inputs
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
 
     def take(self) -> int:
-        """Finish a run whose buffer was too small and has grown; return the status as `run` does."""
+        """Finish a run that stopped because a buffer was too small, and return a status like `run`."""
         return int(lib.nnb_ort_take(self.kernel))
 
     def run_into_binding(self, deadline_ns: int) -> int:
@@ -423,15 +419,15 @@ class BoundRun:
             self.kernel.result = result
 
     def result(self) -> ExecutionResult | None:
-        """Return the last run's result with output shapes; None if all dimensions were known before."""
+        """Return the last run's result with output shapes; None if all were known before the run."""
         return python_result(self.kernel.result(self.kernel)) if self.kernel.result else None
 
     def failure(self, status: int) -> NNBurstError:
-        """Return the error of the last run, which failed with this status."""
+        """Return the error of a run that has just failed with this status."""
         sentence = self.kernel.sentence(self.kernel)
         text = ffi.string(sentence).decode(errors="replace") if sentence else "no reason is known"
         return _FAILURES.get(status, GeneralFailure)(text)
 
     def cancel(self) -> None:
-        """Stop the run between two nodes, and any later run before its first node."""
+        """Stop the present run between two nodes, and later runs before their first node."""
         lib.nnb_ort_cancel(self.kernel)

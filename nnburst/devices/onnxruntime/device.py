@@ -1,4 +1,4 @@
-"""The device: its support of operations, its import of files, and its preparation of models."""
+"""The device that runs models with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _log = logging.getLogger(__name__)
 
 EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _LARGEST_PROTO = 2**31 - 1
-"""Largest size in bytes of a file that protobuf can read; larger models have external data."""
+"""Largest size in bytes of a protobuf file."""
 
 
 class OnnxRuntimeDevice(LocalDevice):
     """A device that runs graphs with ONNX Runtime, on the CPU by default.
 
-    A model is one operation GRAPH of the extension ``org.nnburst.onnx``, or consists of NNAPI operations, which are
-    lowered to a graph.
+    A model is one operation GRAPH of the extension ``org.nnburst.onnx``, or consists of NNAPI operations, which the
+    device converts to a graph.
 
     Args:
         threads: Number of threads that work on one operation, as text; "0" for one per processor.
         spinning: "1" to let idle threads spin instead of sleeping.
-        providers: ONNX Runtime's execution providers, such as "CUDAExecutionProvider" or "cuda", joined by "+". The
-            first that can run a node runs it. Empty for the CPU alone.
+        providers: ONNX Runtime's execution providers, such as "CUDAExecutionProvider" or "cuda", joined by "+". Each
+            node goes to the first provider that can run it. Empty for the CPU alone.
         optimization: ONNX Runtime's name of an optimisation level, such as "ORT_DISABLE_ALL".
 
     Raises:
@@ -62,7 +62,7 @@ class OnnxRuntimeDevice(LocalDevice):
     name = "nnburst-onnxruntime"
     cache_format = FORMAT
     capabilities = capabilities_of(0.2, operation_time=9_000)
-    """Capabilities: a fifth of the reference device's time for work, but a longer fixed time for each operation."""
+    """Capabilities: a fifth of the reference device's computing time, but a longer fixed time per operation."""
 
     def __init__(
         self, threads: str = "0", spinning: str = "0", providers: str = "", optimization: str = "ORT_ENABLE_ALL"
@@ -80,7 +80,7 @@ class OnnxRuntimeDevice(LocalDevice):
 
     @property
     def type(self) -> DeviceType:
-        """The kind of hardware: the CPU, or OTHER with other providers."""
+        """CPU without execution providers, else OTHER."""
         return DeviceType.OTHER if self._settings.providers else DeviceType.CPU
 
     @property
@@ -90,7 +90,7 @@ class OnnxRuntimeDevice(LocalDevice):
         return "+".join([_version(), *self._settings.providers, *([level] if level != "ORT_ENABLE_ALL" else [])])
 
     def load_libraries(self, rest: bool = False) -> None:
-        """Load ONNX Runtime and the reader of its models; with `rest`, also the libraries that change models."""
+        """Load ONNX Runtime and the classes that read its models; with `rest`, the whole package ``onnx``."""
         _ = self._settings.runtime
         _ = onnx() if rest else messages()
 
@@ -98,12 +98,12 @@ class OnnxRuntimeDevice(LocalDevice):
         return (EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return the reason why an operation cannot run; empty for a GRAPH that is the whole model."""
+        """Return why the device cannot run an operation; empty for a GRAPH that is the model's only operation."""
         alone = len(model.main.operations) == 1 and not model.referenced
         return "" if alone and _is_graph(model, operation) else f"models of {EXTENSION_NAME} are one GRAPH"
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """Return the reason why each NNAPI operation cannot run. Only the CPU provider runs NNAPI operations."""
+        """Return why the device cannot run each operation, or "". Only the CPU provider runs NNAPI operations."""
         if extension_prefix(model, EXTENSION_NAME):
             return super().reasons(model)
         if self._settings.providers:
@@ -118,7 +118,7 @@ class OnnxRuntimeDevice(LocalDevice):
         return imported
 
     def compile(self, model: Model) -> OnnxPreparedModel:
-        """Compile a graph, or share an existing one from the same files."""
+        """Compile a model, or share the graph of an earlier compilation from equal files."""
         is_file = bool(extension_prefix(model, EXTENSION_NAME))
         source = _source_of(model)
         try:
@@ -127,7 +127,7 @@ class OnnxRuntimeDevice(LocalDevice):
             if is_file:
                 inputs = (*graph.inputs, *graph.optional.values())
                 imported = graph_model(len(source.data), tuple(source.files), inputs, graph.outputs).main
-                files = model.main.operands[: 1 + len(source.files)]  # Their sizes come from the client.
+                files = model.main.operands[: 1 + len(source.files)]  # The client determines their sizes.
                 if model.main != replace(imported, operands=(*files, *imported.operands[len(files) :])):
                     raise InvalidArgument("the operands of GRAPH are not those that its file was imported with")
             return OnnxPreparedModel(model, graph, self._tracker, source)
@@ -143,9 +143,9 @@ class OnnxRuntimeDevice(LocalDevice):
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
             try:
                 graph, weights = pack(prepared.model, source.data, source.files, self._settings)
-            except (CacheRejected, OSError):  # Temporary files failed; the model may be good.
+            except (CacheRejected, OSError):  # not the model's fault
                 raise
-            except Exception as error:  # Caching must not make a compilation fail.
+            except Exception as error:  # The compilation succeeds without caching.
                 _log.warning("the optimised graph cannot be kept: %s", error)
                 return None
             return (graph,), (weights.data,)
@@ -155,17 +155,17 @@ class OnnxRuntimeDevice(LocalDevice):
             payloads,
             compiled=lambda: model_fingerprint(prepared.model, copies=source.copies),
         )
-        if result.saved:  # Models that load it meanwhile share its weights.
+        if result.saved:  # Models restored from this entry share the graph.
             self._graphs.put(_cached_key(files.cache_key, result.generation), prepared.graph)
         return result
 
     def restore(self, cache_key: bytes, entry: VerifiedEntry) -> OnnxPreparedModel:
-        """Restore a compilation without parsing or optimising the model; see `LocalDevice.restore`."""
+        """Restore a compilation without optimising the model again; see `LocalDevice.restore`."""
         (text,), (weights,) = entry.model, entry.data
         contents = read_contents(text)
 
         def load() -> Graph:
-            if contents.gives_back and not claim(weights):  # A graph that has just been closed had claimed it.
+            if contents.gives_back and not claim(weights):  # Another graph, just closed, still claims the weights.
                 raise CacheRejected(CacheReason.BUSY, "the memory of the weights is being given back")
             return load_graph(contents, weights, self._settings, own=True)
 
@@ -188,14 +188,14 @@ def _is_graph(model: Model, operation: Operation) -> bool:
 
 
 def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
-    """Copy a model file, so that only bytes that no client can change are parsed."""
+    """Copy a model file. A parser must not read bytes that a client can change meanwhile."""
     if length > _LARGEST_PROTO:
         raise InvalidArgument(f"a model file has at most {_LARGEST_PROTO} bytes, not {length}; use external data")
     return read_constant(pool, np.uint8, (length,), offset).tobytes()
 
 
 def _read_files(model: Model) -> Source:
-    """Return private copies of the model file and of its external files by name."""
+    """Return private copies of the model file and its external files."""
     code = extension_code(extension_prefix(model, EXTENSION_NAME), FILE)
     operation, operands = model.main.operations[0], model.main.operands
     data: bytes | None = None
@@ -220,7 +220,7 @@ def _read_files(model: Model) -> Source:
 
 
 def _source_of(model: Model) -> Source:
-    """Return a model's files; NNAPI's operations are lowered to a file."""
+    """Return the ONNX files of a model, after converting NNAPI operations to ONNX."""
     if extension_prefix(model, EXTENSION_NAME):
         return _read_files(model)
     lowering = Lowering(model, LOWERED)

@@ -1,7 +1,7 @@
-"""A limit on graphs that call functions, since each call is replaced by the nodes of the function.
+"""A limit on the size of graphs that call functions.
 
-If each function calls the next one twice, a file of n functions becomes a graph of 2 ** n nodes. So the nodes are
-counted before ONNX Runtime reads the model; the count looks at each function once.
+ONNX Runtime replaces each call by the nodes of the function. If each function calls the next one twice, n functions
+become 2 ** n nodes. So this module counts the nodes first, visiting each function once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 from ...errors import InvalidArgument
 
 MOST_NODES = 30_000
-"""Largest number of nodes of a graph that calls functions: the more there are, the longer each replacement takes.
-A graph without functions may have any number of nodes."""
+"""Largest number of nodes in a graph that calls functions. Other graphs can have any number of nodes."""
 
 _Name = tuple[str, str, str]
 
 
 def check_functions(proto: Any) -> None:
-    """Check that a ``ModelProto`` is within the limit of nodes after the expansion of its function calls."""
+    """Check that a ``ModelProto`` has at most `MOST_NODES` nodes after all calls are replaced."""
     if not proto.functions:
         return
     bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}
@@ -47,7 +46,7 @@ def _size(nodes: Any, sizes: dict[_Name, int]) -> int:
 
 
 def _called_functions(nodes: Any) -> Iterator[_Name]:
-    """Yield the function that each node calls, including nodes of inner graphs."""
+    """Yield the function that each node calls, also in inner graphs."""
     todo = [nodes]
     while todo:
         for node in todo.pop():
@@ -56,7 +55,7 @@ def _called_functions(nodes: Any) -> Iterator[_Name]:
 
 
 def inner_graphs(node: Any) -> Iterator[Any]:
-    """Yield the graphs among a node's attributes: branches and loop bodies."""
+    """Yield a node's inner graphs: branches and loop bodies."""
     for attribute in node.attribute:
         yield from attribute.graphs
         if attribute.HasField("g"):

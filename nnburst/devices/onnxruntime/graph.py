@@ -1,4 +1,4 @@
-"""Compiled graphs: ONNX Runtime sessions, which all models from the same files share."""
+"""Compiled graphs: ONNX Runtime sessions, which models from equal files share."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 
 FILES_OF_MODELS = "session.model_external_initializers_file_folder_path"
-"""Option for the directory in which ONNX Runtime looks for external data, instead of the working directory."""
+"""ONNX Runtime's option for the directory of external data."""
 _FORMAT_OF_MODELS = "session.load_model_format"
-"""Option for the format of a model, which ONNX Runtime would guess from the first bytes otherwise."""
+"""ONNX Runtime's option for a model's format, which it otherwise guesses from the first bytes."""
 
 
 class SessionSettings(Struct, frozen=True):
-    """The settings of a session.
+    """The settings of an ONNX Runtime session.
 
     Attributes:
-        threads: Threads that work on one operation; 0 for one per processor.
+        threads: Number of threads that work on one operation; 0 for one per processor.
         spinning: True if idle threads spin instead of sleeping.
         providers: Execution providers in order of preference; empty for the CPU alone.
         optimization: ONNX Runtime's name of the optimisation level.
@@ -53,7 +53,7 @@ class SessionSettings(Struct, frozen=True):
 
     @property
     def runtime(self) -> Any:
-        """The module that makes sessions; see `library.onnxruntime`."""
+        """The module from `library.onnxruntime`."""
         return onnxruntime(self.providers)
 
     def options(self) -> Any:
@@ -69,7 +69,7 @@ class SessionSettings(Struct, frozen=True):
 
 
 class About(Struct, frozen=True):
-    """Facts about a graph that requests need. The cache stores them with the compilation."""
+    """The properties of a graph that requests need. The cache stores them with the compilation."""
 
     inputs: tuple[GraphArgument, ...]
     optional: tuple[GraphArgument, ...]
@@ -79,14 +79,14 @@ class About(Struct, frozen=True):
 
 
 class Graph:
-    """A session, with the facts that do not depend on requests. Safe for concurrent use.
+    """An ONNX Runtime session, with the properties that do not depend on requests. Thread safe.
 
     Attributes:
-        session: The `InferenceSession`, or the Python module's.
+        session: The `InferenceSession` of `capi` or of the Python module.
         inputs: Inputs without a default.
         optional: Inputs with a default, by name.
-        exposed: Names of inputs and outputs that need a copy around each run; see `exposed_arguments`.
-        keys: Keys of the maps to make of an output with scores, by the output's name; see `take_out`.
+        exposed: Names of inputs and outputs to copy around each run; see `exposed_arguments`.
+        keys: Labels by output name, for outputs with scores that become maps; see `take_out`.
     """
 
     __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "session")
@@ -97,7 +97,7 @@ class Graph:
         self.optional = {each.name: each for each in about.optional}
         self.exposed = about.exposed
         self.keys = {name: read(np.frombuffer(text, np.uint8), name) for name, text in about.labels.items()}
-        self._kept = kept  # Weights that the session uses but does not own.
+        self._kept = kept  # weights that the session uses but does not own
         held = [each.name for each in (*about.inputs, *about.optional, *about.outputs) if each.holds]
         if held and not isinstance(session, InferenceSession):
             raise GeneralFailure(
@@ -107,14 +107,14 @@ class Graph:
     def bound(
         self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()
     ) -> BoundRun | PythonRun:
-        """Return a run that copies inputs, runs a binding and copies outputs; `binds` bind the inputs."""
+        """Return a run that copies inputs, runs a binding and copies outputs. Calling `binds` binds the inputs."""
         if isinstance(self.session, InferenceSession):
             return BoundRun(binding, before, after)
         return PythonRun(self.session, binding, before, after, binds)
 
 
 def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
-    """Return a digest of the contents of a model's files, of 32 bytes."""
+    """Return a digest of a model's files, of 32 bytes."""
     whole = hashlib.sha256(hashlib.sha256(data).digest())
     for name, content in sorted(files.items()):
         whole.update(hashlib.sha256(name.encode()).digest())
@@ -123,7 +123,7 @@ def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
 
 
 class GraphStore:
-    """The graphs in use, by their files, so that weights exist once."""
+    """The graphs in use, by a digest of their files or by cache entry. Equal models share weights."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class GraphStore:
         self._making: weakref.WeakValueDictionary[bytes, threading.Lock] = weakref.WeakValueDictionary()
 
     def get(self, key: bytes, make: Callable[[], Graph]) -> Graph:
-        """Return the graph of a key. The first caller makes it while others wait."""
+        """Return the graph of a key. The first caller makes the graph while other callers wait."""
         with self._lock:
             turn = self._making.setdefault(key, threading.Lock())
         with turn:
@@ -142,7 +142,7 @@ class GraphStore:
         return graph
 
     def put(self, key: bytes, graph: Graph) -> None:
-        """Store a graph under one more key."""
+        """Store a graph under a further key."""
         with self._lock:
             self._graphs[key] = graph
 
@@ -154,17 +154,17 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
         files: Contents of the model's external files, by name.
 
     Raises:
-        InvalidArgument: The model is malformed, or refers to a file that is not given.
-        GeneralFailure: ONNX Runtime cannot run the model, for example because it does not know an operator.
+        InvalidArgument: The model is malformed, or an external file is missing.
+        GeneralFailure: ONNX Runtime cannot run the model, for example because of an unknown operator.
         ResourceExhausted: There is not enough memory.
     """
-    return Graph(*build_session(data, files, settings, settings.options()))  # The session has copies of the files.
+    return Graph(*build_session(data, files, settings, settings.options()))  # The session copies the files.
 
 
 def build_session(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, options: Any
 ) -> tuple[Any, About]:
-    """Return an ``InferenceSession`` for a model's files; raises the same errors as `compile_graph`."""
+    """Return an ``InferenceSession`` for a model's files. Raises the errors of `compile_graph`."""
     proto = parse(data)
     inputs, optional, outputs = describe(proto)
     labels = take_out(proto)
@@ -177,7 +177,7 @@ def build_session(
 
 
 def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any:
-    """Return an ``InferenceSession`` for a model without external files; raises as `compile_graph` does."""
+    """Return an ``InferenceSession`` for a model without external files. Raises the errors of `compile_graph`."""
     providers = list(settings.providers)
     hint = "; a provider that talks to hardware through files of /dev needs sandbox='off'" * bool(providers)
     try:
@@ -196,9 +196,12 @@ def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any
 
 
 def _copy_passed_inputs(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[GraphArgument, ...]:
-    """Let a node compute each output that is also an input, under another name; return the renamed outputs.
+    """Rename each output that is also an input, and add a node that copies the input to the output.
 
-    ONNX Runtime would not write to the memory that is bound to such an output.
+    ONNX Runtime never writes to the bound memory of an output that is also an input.
+
+    Returns:
+        All outputs, with their new names.
     """
     inputs = {value.name for value in proto.graph.input}
     copies: dict[str, str] = {}
@@ -212,7 +215,7 @@ def _copy_passed_inputs(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[G
 
 
 def _place_external(proto: Any, files: Mapping[str, Bytes], make: Any, options: Any) -> None:
-    """Give the session the tensors of external files, or put them into the model."""
+    """Pass the tensors in external files to the session, or copy them into the model."""
     placed: dict[str, Any] = {}
     for tensor, is_initializer in all_tensors(proto):
         location = external_location(tensor)
@@ -251,7 +254,7 @@ def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> B
 
 
 def _as_ort_value(tensor: Any, raw: Bytes, make: Any) -> Any:
-    """Return an `OrtValue` over a tensor's bytes; None for types that cannot be wrapped."""
+    """Return an `OrtValue` over a tensor's bytes; None if the type or alignment prevents one."""
     try:
         row = element_type(int(tensor.data_type), "")
     except GeneralFailure:

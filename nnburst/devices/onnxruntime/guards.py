@@ -1,14 +1,14 @@
-"""Guards for nodes for which a dimension of 0 crashes ONNX Runtime, or makes it leave results unwritten.
+"""Guards for nodes that crash ONNX Runtime, or leave results unwritten, if a dimension is 0.
 
-Unwritten results are old memory, perhaps another client's. Often only a run finds that a dimension is 0. So guards,
-which are a few more nodes, look at the sizes and make the run fail:
+An unwritten result shows old memory, perhaps another client's. Often only a run finds that a dimension is 0. So a
+guard, which is a few more nodes, checks the sizes and makes the run fail:
 
-* Some nodes need elements in an input (`_NEEDED`): otherwise ONNX Runtime crashes, does not end, or, in integer
-  products and a Scan of the first version, writes nothing. It reads and writes beyond an Inverse that is not square.
-* ONNX Runtime joins parts that do not fit together if one is empty, and leaves the gaps as they are.
+* Without elements in some inputs (`_NEEDED`), ONNX Runtime crashes, never ends, or writes nothing.
+* ONNX Runtime reads and writes beyond the matrix of an Inverse that is not square.
+* If one part of a concatenation is empty, ONNX Runtime joins parts that do not fit, and leaves gaps unwritten.
 
-Nodes whose dimensions are known and not 0 stay as they are. The shapes that a file gives for values inside a graph may
-be wrong. Only inputs, which are checked for each run, weights, and shapes that follow from these are trusted.
+A node whose dimensions are known and not 0 gets no guard. A file can give wrong shapes for values inside a graph, so
+guards rely only on weights, on inputs, which each run checks, and on shapes inferred from these.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .importer import constants
 from .library import messages, onnx
 
 _Shape = tuple[int, ...]
-"""A shape, with -1 for an unknown size."""
+"""A shape; -1 is an unknown size."""
 _MUCH = 1 << 32
-"""A number larger than any dimension: subtracting it makes a dimension negative."""
+"""A number larger than any dimension, to make a dimension negative."""
 _SMALL = 1024
-"""Largest number of elements of a weight that may be a shape."""
+"""Largest number of elements of a weight that shape inference reads, since it may be a shape."""
 _SCAN_WITHOUT_BATCHES = 9
-"""First version of ONNX's operators whose Scan has no batch dimension, and fails without steps."""
+"""First operator set whose Scan has no batch dimension and fails cleanly without steps."""
 _OPSET = 17
-"""Version of ONNX's operators for models that import none."""
+"""Operator set of models that import none."""
 
 _MICROSOFT = "com.microsoft"
 _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
@@ -55,17 +55,17 @@ _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
     (_MICROSOFT, "QLinearSoftmax"): dict.fromkeys(range(1, 5)),
     (_MICROSOFT, "QLinearWhere"): dict.fromkeys((2, 3, 5, 6, 7, 8)),
 }
-"""Inputs that must not be empty, by operator, each with the one axis (or None) whose size may be 0."""
+"""By operator: positions of inputs that must not be empty, each with the one axis that can be 0, or None."""
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
-"""Position of the first part among the inputs, and the number of inputs per part, by operator."""
+"""By operator that concatenates: position of the first part, and number of inputs per part."""
 
 
 def guard(proto: Any) -> None:
-    """Add guards to a model, so that a harmful run fails."""
+    """Add guards to a model, which make a harmful run fail."""
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
     inferred = cache(partial(_infer_shapes, proto, fixed))
-    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # No file can contain these random names.
+    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # random, so not in the file
     for owner, graph in ((proto, proto.graph), *((each, each) for each in proto.functions)):
         versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
 
@@ -79,12 +79,12 @@ def guard(proto: Any) -> None:
 
 
 def _infer_shapes(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
-    """Return the shapes that follow from trusted facts, by name; empty if the inference fails."""
-    functions = {function.name for function in proto.functions}  # Their domains do not matter.
+    """Infer shapes, by name, from inputs and weights; return no shapes if the inference fails."""
+    functions = {function.name for function in proto.functions}  # whatever their domain
     skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = skeleton.graph
     graph.name = "graph"
-    for node in proto.graph.node:  # ONNX crashes over a StringSplit of an unknown type.
+    for node in proto.graph.node:  # Shape inference crashes for a StringSplit of an unknown type.
         if node.op_type not in ("StringSplit", *functions) and not any(inner_graphs(node)):
             graph.node.append(node)
     graph.input.extend(value for value in proto.graph.input if value.name not in fixed)
@@ -99,7 +99,7 @@ def _infer_shapes(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
         graph.output.add(name=value.name)
     try:
         graph = onnx().shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception:  # ONNX Runtime will report defects of the model.
+    except Exception:  # ONNX Runtime reports what is wrong.
         return {}
     kinds = ((value.name, value.type.tensor_type) for value in (*graph.value_info, *graph.input, *graph.output))
     return {
@@ -114,7 +114,7 @@ def _title(node: Any) -> str:
 
 
 class _Guarding:
-    """The work of adding guards to the nodes of one graph or function and of the graphs inside it."""
+    """Adds guards to the nodes of a graph or function, and of its inner graphs."""
 
     def __init__(self, graph: Any, shape: Callable[[str], _Shape | None], names: Iterator[str], opset: int) -> None:
         self._graph, self._shape, self._names, self._opset = graph, shape, names, opset
@@ -137,13 +137,13 @@ class _Guarding:
         return has_own or has_inner
 
     def _unless(self, own: set[str], name: str) -> _Shape | None:
-        """Return the shape of a value; None if it belongs to an inner graph."""
+        """Return a value's shape; None for the names in `own`, which an inner graph defines."""
         return None if name in own else self._shape(name)
 
     def _put(self, node: Any) -> None:
         """Append a node, with guards before or after it."""
         kind = {"ai.onnx": ""}.get(node.domain, node.domain), node.op_type
-        if not node.input or not node.output:  # ONNX Runtime refuses operators of this table without them.
+        if not node.input or not node.output:  # ONNX Runtime refuses the guarded operators without inputs or outputs.
             self._nodes.append(node)
             return
         for position, axis in self._required_inputs(node, kind).items():
@@ -160,7 +160,7 @@ class _Guarding:
             self._nodes.append(node)
 
     def _is_filled(self, name: str, axis: int | None = None) -> bool:
-        """Return True if all sizes of a value, optionally except one axis, are known and not 0."""
+        """Return True if all sizes, except that of `axis`, are known and not 0."""
         shape = self._shape(name)
         if shape is None or (axis is not None and not -len(shape) <= axis < len(shape)):
             return False
@@ -175,7 +175,7 @@ class _Guarding:
         if kind == ("", "Scan") and self._opset < _SCAN_WITHOUT_BATCHES:
             return {max(len(node.input) - (_integer(node, "num_scan_inputs", 1) or 1), 0): 0}
         if kind == ("", "ConvTranspose") and len(self._shape("".join(node.input[1:2])) or range(5)) != 5:
-            return {}  # ONNX Runtime crashes only over volumes.
+            return {}  # Only three-dimensional ones crash.
         return _NEEDED.get(kind, {})
 
     def _require_elements(self, node: Any, position: int, axis: int | None) -> None:
@@ -196,7 +196,9 @@ class _Guarding:
         node.input[0] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of what is not square")
 
     def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
-        """Return the sum of the sizes that a node joins; empty if the parts surely fit, or if it joins nothing."""
+        """Return the value with the number of elements in all parts of a concatenation; empty if no guard is
+        necessary.
+        """
         if kind == ("", "ConcatFromSequence"):
             return self._elements_of_sequence(node.input[0])
         first, step = _JOINS.get(kind, (len(node.input), 1))
@@ -238,7 +240,7 @@ class _Guarding:
         return self._add("Gather", self._add("Shape", name), self._number(axis))
 
     def _pass_on(self, value: str, to: str, missing: str, why: str) -> str:
-        """Append a Reshape that passes a value on if `missing` is 0, and otherwise fails the run with a label."""
+        """Append a Reshape that returns `value` if `missing` is 0, and else fails with `why` in its message."""
         less = self._add("Mul", missing, self._number(_MUCH))
         shape = self._add("Sub", self._add("Shape", value), less)
         return self._add("Reshape", value, shape, into=to, label=f"{why}:{next(self._names)}")

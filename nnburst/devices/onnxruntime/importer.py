@@ -21,15 +21,16 @@ from .library import messages, onnx
 
 EXTENSION_NAME = "org.nnburst.onnx"
 FILE = 0
-"""Operand type of the extension for a file's bytes; its extra parameters are the file's name."""
+"""Extension operand type of a file. The operand's extra parameters are the file's name."""
 GRAPH = 0
-"""Operation that runs an ONNX graph. Its inputs are the model's files, then the graph's inputs."""
+"""Extension operation that runs an ONNX graph. The operation's inputs are the model's files, then the graph's inputs.
+"""
 _PREFIX = 1
 _MOST_FILES = 252
-"""Largest number of external files of a model: a message cannot contain more pools."""
+"""Largest number of a model's external files, limited by the pools of a message."""
 _LONGEST_NAME = 4096
 _MOST_METADATA = 1 << 23
-"""Largest size in bytes of a model's metadata, which are sent in one message."""
+"""Largest size of a model's metadata in bytes, limited by the size of a message."""
 _NO_VERSION = 2**63 - 1
 """Version that ONNX Runtime reports for a model without one."""
 _OTHERS = {
@@ -38,13 +39,13 @@ _OTHERS = {
     b"ORTM": "one in ONNX Runtime's own format: take the .onnx file that it was made from",
     b"PK\x03\x04": "an archive, as torch.save() writes one: export the model with torch.onnx.export()",
 }
-"""Advice for other files that people take for models, by their first bytes."""
+"""By first bytes: files that are not models, and advice for their users."""
 _DEFAULTS_OF_INPUTS = 4
-"""First version of the format in which an initializer need not be an input."""
+"""First version of the format that allows initializers that are not inputs."""
 
 
 class GraphArgument(Struct, frozen=True):
-    """An input or output of a graph. Its values are `ENCODED` if `holds` names another type than a numeric array."""
+    """An input or output of a graph. If `holds` names a type, values are not numeric arrays but `ENCODED`."""
 
     name: str
     element: ElementType
@@ -53,7 +54,7 @@ class GraphArgument(Struct, frozen=True):
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """The dimensions of the operand: 0 for an open dimension, or for a known size of 0."""
+        """The dimensions of the operand, with 0 for an unknown size or a size of 0."""
         if self.holds:
             return (0,)
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
@@ -66,7 +67,7 @@ class GraphArgument(Struct, frozen=True):
 
 
 def is_bool(node: GraphArgument) -> bool:
-    """Return True for booleans. Their bytes must be 0 or 1: ONNX Runtime adds bytes to count true values."""
+    """Return True for booleans, whose bytes must be 0 or 1 because ONNX Runtime sums them to count."""
     return node.element.dtype == "|b1"
 
 
@@ -74,7 +75,7 @@ def parse(data: bytes) -> Any:
     """Parse a model file to a ``ModelProto``, dropping fields that this version does not know."""
     try:
         proto = messages().ModelProto.FromString(data)
-    except Exception as error:  # The exception class differs between implementations of protobuf.
+    except Exception as error:  # Implementations of protobuf raise different exceptions.
         raise _no_model(data, str(error)) from None
     if not proto.graph.node and not proto.graph.output:
         raise _no_model(data, "it has no graph")
@@ -103,17 +104,17 @@ def _initializers(graph: Any) -> set[str]:
 
 
 def constants(proto: Any) -> set[str]:
-    """Return the names of the initializers that no run can override.
+    """Return the names of the initializers that are not defaults of inputs.
 
-    An initializer that is also an input is that input's default. Files before version 4 of the format are an
-    exception: they list all initializers as inputs.
+    An initializer with the name of an input is the input's default. Before version 4 of the format, all initializers
+    were listed as inputs, and none is a default.
     """
     inputs = {value.name for value in proto.graph.input} if proto.ir_version >= _DEFAULTS_OF_INPUTS else set()
     return _initializers(proto.graph) - inputs
 
 
 def describe(proto: Any) -> tuple[tuple[GraphArgument, ...], tuple[GraphArgument, ...], tuple[GraphArgument, ...]]:
-    """Return (inputs without a default, inputs with a default that a request can replace, outputs)."""
+    """Return (inputs without a default, inputs with a default, outputs)."""
     graph, fixed = proto.graph, constants(proto)
     defaults, outputs = _initializers(graph) - fixed, graph.output
     if not all(value.type.WhichOneof("value") for value in outputs):
@@ -138,7 +139,7 @@ def _infer_shapes(proto: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a string of a model, which protobuf gives as bytes if it is not UTF-8."""
+    """Return a string of a model as text. Protobuf returns a string that is not UTF-8 as bytes."""
     if not isinstance(value, str):
         raise InvalidArgument(f"this is no ONNX model: {value[:100]!r} is no UTF-8")
     return value
@@ -170,7 +171,7 @@ _HELD = re.compile(
 
 
 def _type_text(kind: Any, place: str) -> str:
-    """Return the name of a type in ONNX Runtime. Raises `GeneralFailure` if requests cannot contain such elements."""
+    """Return ONNX Runtime's name of a type. Raises `GeneralFailure` if requests cannot contain its elements."""
     what = kind.WhichOneof("value")
     if what == "tensor_type":
         return f"tensor({element_within(int(kind.tensor_type.elem_type), place).name})"
@@ -196,11 +197,7 @@ def _shape(tensor: Any) -> OpenShape:
 
 
 def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield each tensor of a model, with True for an initializer of the outermost graph.
-
-    All messages are searched, so that no place is forgotten: attributes, sparse tensors, inner graphs, functions,
-    training information.
-    """
+    """Yield each tensor in any part of a model, with True for an initializer of the outermost graph."""
     leaf = messages().TensorProto.DESCRIPTOR
     graph, todo = proto.graph, [proto]
     while todo:
@@ -218,7 +215,7 @@ def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def external_location(tensor: Any) -> str:
-    """Return the name of the external file with a tensor's data; empty if the model contains the data."""
+    """Return the name of a tensor's external file; empty if the model contains the data."""
     if tensor.data_location != messages().TensorProto.EXTERNAL:
         return ""
     name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))
@@ -240,7 +237,7 @@ def import_graph(data: bytes) -> ImportedModel:
 
     Raises:
         InvalidArgument: The model is malformed.
-        GeneralFailure: Requests cannot contain an input or output of its types.
+        GeneralFailure: Requests cannot contain values of an input or output, or there are too many external files.
     """
     proto = parse(data)
     required, optional, outputs = describe(proto)
@@ -261,10 +258,10 @@ def import_graph(data: bytes) -> ImportedModel:
 
 
 def _metadata(proto: Any) -> ModelMetadata | None:
-    """Return the metadata of a model; None if they are too long."""
+    """Return the metadata of a model; None if too long for a message."""
 
     def text(value: Any) -> str:
-        return value if isinstance(value, str) else str(value, errors="replace")  # Bytes are text that is not UTF-8.
+        return value if isinstance(value, str) else str(value, errors="replace")  # bytes if not UTF-8
 
     graph = proto.graph
     said = map(text, (proto.producer_name, graph.name, proto.domain, proto.doc_string, graph.doc_string))
@@ -277,7 +274,7 @@ def _metadata(proto: Any) -> ModelMetadata | None:
 def graph_model(
     size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]
 ) -> Model:
-    """Return the model of a graph in a file of `size` bytes, without pools."""
+    """Return the model, without pools, of a graph in a file of `size` bytes."""
     return one_operation(
         extension_code(_PREFIX, GRAPH),
         [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))],

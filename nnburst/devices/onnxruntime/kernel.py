@@ -1,4 +1,4 @@
-"""A graph bound to a request by ONNX Runtime's binding: to the mapped pools where `snapshots` allows it."""
+"""A graph that is bound to a request, and uses arguments in place where `snapshots` allows it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from .zip_maps import as_maps
 _CPU = "cpu"
 _NOTHING = np.empty(1, np.uint8)
 _LEAST_ROOM = 4096
-"""Minimum bytes of private memory for an argument with open dimensions, if the client's region is as large."""
+"""Minimum size of the copy of an argument with unknown dimensions, unless the client's region is smaller."""
 _PRIVATE = 4
-"""Bytes of private memory for each byte of an encoded input: a string of 9 bytes takes 32 in ONNX Runtime."""
+"""Bytes of private memory counted per byte of an encoded input, since a short string takes 32 bytes."""
 _TENSOR = 1024
-"""Bytes of private memory for each tensor within an encoded input, besides its elements, for two runs."""
+"""Bytes of private memory counted for each tensor in an encoded input, besides its elements."""
 
 
 class _Output(NamedTuple):
     """An output of a request.
 
     Attributes:
-        is_open: True if only a run finds the size: ONNX Runtime allocates the output, and it is copied. False if the
-            model or request has the shape, so that ONNX Runtime writes the output in place.
+        is_open: True if only a run finds the size, so that ONNX Runtime allocates the output, which is then copied.
+            False if ONNX Runtime writes the output in place.
     """
 
     position: int
@@ -61,12 +61,12 @@ class BoundGraph:
 
     Args:
         request: A request that `validate_request` accepted, with open memory.
-        leave_open: Called with the positions of outputs whose dimensions differ from those declared.
-        batches: The model's batches, if requests of bursts may run together.
+        leave_open: Called with the positions of outputs whose declared dimensions are wrong.
+        batches: The model's batches; None if requests never run together.
 
     Raises:
         InvalidArgument: An argument's bytes do not fit its type and dimensions, or cannot be written.
-        GeneralFailure: A required argument is omitted.
+        GeneralFailure: A required input, or every output, is omitted.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BoundGraph:
         self._graph = graph
         self._leave_open = leave_open
         self._memory = WorkingMemory()
-        self._texts: list[object] = []  # C gets only addresses, so the texts are kept here.
+        self._texts: list[object] = []  # C keeps only addresses of these.
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._written: list[_Output] = []
@@ -96,7 +96,7 @@ class BoundGraph:
         self._counted = 0
         self._rebind: list[Callable[[], None]] = []
         self._places: list[list[BoundArgument]] = [[], []]
-        """The client's places of inputs and outputs; ONNX Runtime gets addresses only. Buffers keep their own bytes."""
+        """Inputs and outputs in the client's memory, since ONNX Runtime keeps only addresses."""
         self._shapes = [OutputShape(()) for _ in request.outputs]
         self._binding = graph.session.io_binding()
         operands = main.operands
@@ -142,7 +142,7 @@ class BoundGraph:
         location = argument.location
         nbytes = _nbytes(node, operand, dims)
         if not dims and not node.shape and not isinstance(pool, BufferView):
-            nbytes = node.element.itemsize  # The rank is open in the graph and 0 in this request.
+            nbytes = node.element.itemsize  # of unknown rank in the graph, and rank 0 in this request
         if nbytes is None or (nbytes != location.length and not isinstance(pool, BufferView)):
             raise InvalidArgument(
                 f"input {node.name!r} has {location.length} bytes, which is not what {node.element.name} of dimensions "
@@ -165,11 +165,11 @@ class BoundGraph:
         self._bind(self._binding.bind_input, node, dims, place)
 
     def _private(self, nbytes: int, room: int, operand: OperandDesc) -> tuple[Bytes, int]:
-        """Return memory for a copy of an argument, and the size in bytes to which it may grow."""
+        """Return memory for a copy of an argument, and the memory's capacity in bytes."""
         is_fixed = is_scalar(operand) or is_fully_specified(operand.dimensions)
         room = nbytes if is_fixed else max(nbytes, min(room, max(2 * nbytes, _LEAST_ROOM)))
         self._memory.take(room)
-        return np.zeros(room, np.uint8)[:nbytes], room  # Zeros, or unwritten memory would show other data.
+        return np.zeros(room, np.uint8)[:nbytes], room  # zeros, so that unwritten memory shows nothing
 
     def _describe(
         self,
@@ -182,7 +182,7 @@ class BoundGraph:
         place: Bytes,
         room: int,
     ) -> None:
-        """Fill in an ``nnb_ort_argument``: the argument's place, and the rules for arguments that may replace it."""
+        """Fill in an ``nnb_ort_argument``, by which C can bind other arguments in place of this one."""
         dimensions, given = operand.dimensions, argument.dimensions
         if isinstance(pool, BufferView):
             row.buffer = pool.buffer.handle
@@ -202,7 +202,7 @@ class BoundGraph:
             self._adapts = False
 
     def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
-        """Return True if an argument must be copied, because ONNX Runtime must not use the client's memory."""
+        """Return True if ONNX Runtime must use a copy instead of the client's memory."""
         if region.ctypes.data % node.element.itemsize:
             return True
         if getattr(pool, "is_private", False):
@@ -254,7 +254,7 @@ class BoundGraph:
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; after the deadline ONNX Runtime stops the run between two nodes.
+        """Run once. After the deadline, ONNX Runtime stops the run between two nodes.
 
         Raises:
             MissedDeadline: The run was stopped.
@@ -264,19 +264,19 @@ class BoundGraph:
         return self._run_closed(deadline_ns)
 
     def cancel(self) -> None:
-        """Stop the run between two nodes, and any later run at once; see `Kernel`."""
+        """Stop the present run between two nodes, and later runs at once; see `Kernel`."""
         self._bound.cancel()
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def _run_closed(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run a request whose output shapes are all known, or reported by the run in C."""
+        """Run a request whose output shapes are known, or reported by the C kernel."""
         if self._encoded:
             self._feed(deadline_ns)
         return self.conclude(self._bound.run(deadline_ns), deadline_ns)
 
     def conclude(self, status: int, deadline_ns: int) -> ExecutionResult | None:
-        """Return the result of a run that ended with a status of the C core, or raise its error; see `Kernel`."""
+        """Return the result of a run that ended with this status, or raise the run's error; see `Kernel`."""
         if status == -errno.ENOSPC:
             status = self._enlarge()
         told = None if self._described is None else self._described.result()
@@ -287,7 +287,7 @@ class BoundGraph:
         return told
 
     def _enlarge(self) -> int:
-        """Enlarge buffers for the outputs of the last run, and finish the run."""
+        """Enlarge buffers that are too small for outputs, and finish the run."""
         assert self._described is not None
         try:
             for each in self._open:
@@ -300,7 +300,7 @@ class BoundGraph:
         return self._described.take()
 
     def _feed(self, deadline_ns: int) -> None:
-        """Decode and bind the encoded inputs. An optional input without a value stays unbound."""
+        """Decode and bind the encoded inputs. An optional without a value stays unbound."""
 
         def count() -> None:
             require_time(deadline_ns)
@@ -321,7 +321,7 @@ class BoundGraph:
                     self._binding.bind_value(name, OrtValue.of(value))
                 except OrtError as error:
                     raise InvalidArgument(f"{places[name]}: {error}") from None
-        self._values = list(values.values())  # ONNX Runtime gets only addresses.
+        self._values = list(values.values())  # ONNX Runtime keeps only addresses.
 
     def _run_open(self, deadline_ns: int) -> ExecutionResult:
         """Run, and return the result with the shapes of the outputs."""
@@ -329,21 +329,21 @@ class BoundGraph:
             self._run_closed(deadline_ns)
             self._fetch()
         finally:
-            self._leave_to_library(self._open)  # It would reuse its allocation otherwise.
+            self._leave_to_library(self._open)  # so that it allocates again
         if not all(shape.is_sufficient for shape in self._shapes):
             raise OutputInsufficientSize("an output needs more room", output_shapes=tuple(self._shapes))
         return ErrorStatus.NONE, tuple(self._shapes), NO_TIMING
 
     def _leave_to_library(self, outputs: Iterable[_Output]) -> None:
-        """Let ONNX Runtime allocate the memory of outputs."""
+        """Let ONNX Runtime allocate outputs."""
         for output in outputs:
             self._binding.bind_output(output.node.name, _CPU)
 
     def _client_error(self, status: int, deadline_ns: int) -> NNBurstError:
-        """Return the client's error for a failure of ONNX Runtime: a too small output, if a declared shape was wrong.
+        """Return the client's error for a failure of ONNX Runtime, which may be due to a wrongly declared shape.
 
-        A file may use one name for two sizes, or a wrong number. ONNX Runtime refuses to write an output to memory of
-        another shape. A graph has no side effects, so it can run again with memory that ONNX Runtime allocates.
+        ONNX Runtime refuses to write an output to memory of another shape. So the graph, which has no side effects,
+        runs again and lets ONNX Runtime allocate the outputs. If shapes differ, the error is `OutputInsufficientSize`.
         """
         failure = self._bound.failure(status)
         if not self._said or status != ErrorStatus.GENERAL_FAILURE:
@@ -351,7 +351,7 @@ class BoundGraph:
         try:
             self._leave_to_library(self._said)
             run = self._bound.run if self._described is None else self._described.run_into_binding
-            if status := run(deadline_ns):  # The shapes are not the cause.
+            if status := run(deadline_ns):  # Shapes are not the cause.
                 return self._bound.failure(status)
             values = ((each.position, value) for each, value in self._output_values() if not each.node.holds)
             shapes = {position: tuple(value.shape()) for position, value in values}
@@ -376,12 +376,12 @@ class BoundGraph:
         )
 
     def _dims(self, position: int) -> tuple[int, ...]:
-        """Return the dimensions of an output in the request to which the kernel is bound now."""
+        """Return the dimensions of an output in the present request."""
         row = self._outputs[position]
         return tuple(row.dims[0 : row.rank])
 
     def _output_values(self) -> Iterator[tuple[_Output, OrtValue]]:
-        """Return (output, value in ONNX Runtime) for each output. Outputs of the same name share one value."""
+        """Return (output, ONNX Runtime's value) for each output. Outputs of equal name share a value."""
         values = dict(
             zip(dict.fromkeys(each.node.name for each in self._written), self._binding.get_outputs(), strict=True)
         )

@@ -1,4 +1,4 @@
-"""ONNX Runtime's optimisation levels: names and numbers."""
+"""ONNX Runtime's optimisation levels."""
 
 from __future__ import annotations
 

@@ -21,28 +21,28 @@ _INSTALL = "install them with pip install 'nnburst[onnx]'"
 
 @cache
 def require_extra() -> None:
-    """Raise `DeviceUnavailable` with the extra's name if a library is not installed. Imports none."""
+    """Raise `DeviceUnavailable` if a library is not installed. Imports no library."""
     missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if missing:
         raise DeviceUnavailable(f"the device nnburst-onnxruntime needs {' and '.join(missing)}; {_INSTALL}")
 
 
 def give_memory_back(nbytes: int) -> None:
-    """Return the allocator's free memory to the system after an object of `nbytes` was dropped."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
+    """Return the allocator's free memory to the system, after freeing a large object of `nbytes`."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # in glibc only
     if nbytes >= _MUCH and trim is not None:
         trim(0)
 
 
 @cache
 def onnxruntime(providers: tuple[str, ...] = ()) -> Any:
-    """Return the module that makes sessions: `capi`, or `python_module` for other providers than the CPU."""
+    """Return the module that makes sessions: `capi`, or `python_module` if `capi` cannot."""
     require_extra()
     return capi if not providers and capi.load() else python_module()
 
 
 def check_providers(text: str) -> tuple[str, ...]:
-    """Return the full names of the providers in ``A+B``; empty if the CPU is the only one.
+    """Return the full names of the providers in ``A+B``; empty for the CPU alone.
 
     Raises:
         DeviceUnavailable: See `require_extra`, or the installed ONNX Runtime lacks a provider.
@@ -65,7 +65,7 @@ def python_module() -> Any:
     module = import_module("onnxruntime")
     if module.InferenceSession.__module__.startswith("nnburst."):
         raise DeviceUnavailable("nnburst.compat.onnxruntime stands for ONNX Runtime in this process: uninstall() it")
-    module.set_default_logger_severity(3)  # Warnings about removed initializers and inferred shapes are normal.
+    module.set_default_logger_severity(3)  # Warnings are normal.
     return module
 
 
@@ -78,15 +78,14 @@ def onnx() -> Any:
 
 @cache
 def messages() -> Any:
-    """Import ONNX's message classes alone, since the import of its whole package takes much longer.
-
-    A later import of the package uses the same module.
+    """Import only ONNX's protobuf classes, since the whole package takes much longer. A later import of it reuses
+    them.
     """
     require_extra()
     name, package = "onnx.onnx_ml_pb2", find_spec("onnx")
     spec = PathFinder.find_spec(name, package.submodule_search_locations) if package else None
-    if name in sys.modules or spec is None or spec.loader is None:  # A frozen program has no file.
+    if name in sys.modules or spec is None or spec.loader is None:  # a frozen program, without files
         return onnx()
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return sys.modules.setdefault(name, module)  # Another thread may have made the same classes.
+    return sys.modules.setdefault(name, module)  # Another thread may have been faster.

@@ -1,14 +1,14 @@
-"""Lowering: conversion of a model of NNAPI operations to an ONNX graph, if all operations have a conversion.
+"""Lowering: conversion of a model of NNAPI operations to an ONNX graph.
 
-Every operand is a value of the graph, stored as in NNAPI, except signed elements of 8 bits: 128 is added to them and
-to their zero point, so that all functions here work on unsigned elements. Constant filters stay signed where the
-processor has VNNI, which makes ONNX Runtime much faster. Without VNNI, its sums of two products with signed elements
-saturate at 16 bits, which never happens with unsigned ones.
+Every operand becomes a value of the graph, stored as in NNAPI. Only signed 8-bit elements are changed: the lowering
+adds 128 to elements and zero point, so all functions here work on unsigned elements. On processors with VNNI, constant
+filters become signed, which makes ONNX Runtime much faster. Without VNNI, ONNX Runtime's sums of signed products
+saturate at 16 bits.
 
-An operation reads and writes either real values, which are float32, or stored values: `LoweredCall`. Quantised
+An operation reads and writes either stored values or real values, which are float32: see `LoweredCall`. Quantised
 arithmetic is float32 between DequantizeLinear and QuantizeLinear, which ONNX Runtime often replaces by integer
-kernels. These kernels round halves to even, but NNAPI rounds them away from 0: where halves are usual, the scale of a
-result is made smaller by a few units in the last place. A result may still differ by 1 from the reference device's.
+kernels. The kernels round halves to even, NNAPI away from 0. So where halves are frequent, a result's scale is reduced
+by a few units in the last place. A result can still differ by 1 from the reference device's.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OPSET = 18
 _IR_VERSION = 8
 _FILE = "weights"
 _LARGE = 1024
-"""Minimum bytes of a weight that is stored in the external file, which saves copies."""
+"""Minimum size in bytes of a weight in the external file. Smaller weights are in the model file."""
 _AWAY = 1 - 2.0**-21
-"""Factor for scales that lifts halves, which ONNX Runtime would round to even."""
+"""Factor for scales, so that ONNX Runtime rounds halves away from 0 instead of to even."""
 _LARGEST_RESULT = 256 << 20
 _CONSTANT = (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
 _T = OperandType
@@ -48,21 +48,21 @@ _SIGNED = (_T.TENSOR_QUANT8_ASYMM_SIGNED, _T.TENSOR_QUANT8_SYMM_PER_CHANNEL)
 
 
 class Lowering:
-    """A model during its conversion to a graph. Weights are read when the graph is written.
+    """A model during its conversion to a graph. Weights are read only when the graph is written.
 
     Attributes:
-        reasons: Reason for each operation of the main subgraph that cannot be lowered; empty for others.
-        copies: Private copies of constants that have been read, by operand.
+        reasons: For each operation of the main subgraph, why it cannot be lowered; empty if it can.
+        copies: Private copies of the constants read so far, by operand.
     """
 
     def __init__(self, model: Model, functions: Mapping[int, Callable[[LoweredCall], None]]) -> None:
         self.copies: dict[int, Array] = {}
         self.operands = tuple(map(_unsigned, model.main.operands))
         self.values: dict[int, str] = {}
-        """Return the name of the stored elements of an operand."""
+        """By operand: name of the graph's value with the stored elements."""
         self._model = model
         self._nodes: list[tuple[str, tuple[str, ...], tuple[str, ...], str, dict[str, Any]]] = []
-        """Operator, inputs, outputs, name in ONNX Runtime's errors, attributes."""
+        """(operator, inputs, outputs, name for ONNX Runtime's messages, attributes) of each node."""
         self._weights: dict[str, Callable[[], Array]] = {}
         self._written: dict[int, tuple[int, ...]] = {}
         self._name = ""
@@ -86,7 +86,7 @@ class Lowering:
             function(call)
         except NNBurstError as error:
             return str(error)
-        except (ArithmeticError, ValueError) as error:  # The model's numbers make no sense.
+        except (ArithmeticError, ValueError) as error:  # The model has unusable numbers.
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -98,7 +98,7 @@ class Lowering:
         return outputs
 
     def weight(self, name: str, make: Callable[[], Array]) -> str:
-        """Add a weight, unless its name exists."""
+        """Add a weight, unless there is one of this name."""
         self._weights.setdefault(name, make)
         return name
 
@@ -109,7 +109,7 @@ class Lowering:
     def stored(self, index: int) -> str:
         if self.operands[index].lifetime in _CONSTANT:
             return self.weight(f"c{index}", lambda: self.read(index))
-        return self.values.get(index, f"x{index}")  # Another device computes this operand.
+        return self.values.get(index, f"x{index}")  # an operand from another device
 
     def read(self, index: int) -> Array:
         """Return a private copy of a constant, made at the first call."""
@@ -125,11 +125,11 @@ class Lowering:
         return (found ^ np.int8(-128)).view(np.uint8) if self.is_signed(index) else found
 
     def is_signed(self, index: int) -> bool:
-        """Return True if 128 is added to an operand's elements in the graph."""
+        """Return True if the graph has an operand's elements plus 128."""
         return self._model.main.operands[index].type in _SIGNED
 
     def keep(self, index: int, value: str, dims: tuple[int, ...]) -> None:
-        """Record the value that contains a result's stored elements, and its dimensions, which the model may lack."""
+        """Record the graph's value for a result, and the result's dimensions."""
         self.values[index], self._written[index] = value, dims
 
     def dims(self, index: int) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class Lowering:
     # -- the graph -------------------------------------------------------------------------------------------------
 
     def graph(self) -> tuple[bytes, dict[str, Bytes]]:
-        """Return the bytes of model file and external file. Raises `GeneralFailure` if an operation has no lowering."""
+        """Return the model file and the external files. Raises `GeneralFailure` if an operation cannot be lowered."""
         main, helper = self._model.main, onnx().helper
         if any(self.reasons):
             raise GeneralFailure(next(filter(None, self.reasons)))
@@ -182,7 +182,7 @@ class Lowering:
 
 
 class LoweredCall(OperationView):
-    """An operation during its lowering: names of input and output values, and the nodes between them."""
+    """An operation during its lowering. Functions append nodes, and name the graph's values."""
 
     partial = False
 
@@ -191,7 +191,6 @@ class LoweredCall(OperationView):
         self._lowering = lowering
         self.array = lowering.array
         self.outputs: list[tuple[int, ...]] = []
-        """Dimensions of each output."""
 
     def _dims_of(self, index: int) -> tuple[int, ...]:
         return self._lowering.dims(index)
@@ -200,7 +199,7 @@ class LoweredCall(OperationView):
         return self._lowering.read(index) if self._operands[index].lifetime in _CONSTANT else None
 
     def require_known(self) -> None:
-        """Check that all dimensions are known (else `GeneralFailure`) and consistent (else `InvalidArgument`)."""
+        """Raise `GeneralFailure` for unknown dimensions, `InvalidArgument` for inconsistent ones."""
         for position, index in enumerate(self.operation.inputs):
             operand, dims = self._lowering.operands[index], self._lowering.dims(index)
             if operand.lifetime == Lifetime.NO_VALUE:
@@ -238,7 +237,7 @@ class LoweredCall(OperationView):
         return value if tuple(axes) == tuple(range(len(axes))) else self.node("Transpose", value, perm=list(axes))
 
     def clip(self, value: str, low: float | None, high: float | None, dtype: Any = np.float32) -> str:
-        """Append a node that clips to limits (None for no limit); return its value."""
+        """Append a node that clips a value to limits (None for no limit); return the clipped value."""
         if (low, high) == (0, None) and dtype is np.float32:
             return self.node("Relu", value)
         limits = ["" if limit is None else self.array(limit, dtype) for limit in (low, high)]
@@ -260,7 +259,7 @@ class LoweredCall(OperationView):
         return self.cast(self.stored(name), np.bool_)
 
     def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
-        """Return an input's real values in float32, with its axes in the order `axes` if given."""
+        """Return an input's real values in float32, with axes in the order `axes` if given."""
         index, operand, channels = self.index(name, which), self.operand(name, which), self.channel_scales(name)
         info, value = operand_info(operand.type), self.stored(name, which)
         dtype: Any = np.uint8 if self.is_signed(name, which) else info.dtype
@@ -285,13 +284,14 @@ class LoweredCall(OperationView):
     # -- output values ---------------------------------------------------------------------------------------------
 
     def keep(self, value: str, which: int = 0) -> None:
-        """Record the value that contains a result's stored elements."""
+        """Record the graph's value with a result's stored elements."""
         self._lowering.keep(self.operation.outputs[which], value, self.outputs[which])
 
     def give(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:
-        """Store a result: apply the fused activation to its real values, quantise them, reorder the axes.
+        """Store a result's real values after activation, quantisation and reordering of the axes.
 
-        `halves` is False where results are hardly ever half-way between two stored values; the scale stays exact.
+        If `halves` is False, the scale stays exact, for operations whose results are rarely half-way between stored
+        values.
         """
         operand, code = self.output(which), self.integer("act") if self.count("act") else 0
         info, limits = operand_info(operand.type), activation_limits(operand, code)

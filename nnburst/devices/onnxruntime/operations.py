@@ -1,7 +1,7 @@
-"""Lowering of NNAPI operations: one function per operation, which appends ONNX nodes.
+"""Lowering of NNAPI operations: functions that append ONNX nodes.
 
-The reference device runs the other operations: ONNX cannot express them exactly (ties, lookup misses, random numbers,
-16-bit fixed point, data-dependent sizes), or they are products of many factors with too large rounding errors.
+The reference device runs all other operations, because ONNX cannot express them exactly (ties, lookup misses, random
+numbers, 16-bit fixed point, data-dependent sizes) or has too large rounding errors (products of many factors).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _I32, _B8, _F32, _F16 = (
     OperandType.TENSOR_FLOAT16,
 )
 _STEEPEST = 16.0
-"""Largest alpha of ELU for which exp(x) - 1 is exact enough near 0."""
+"""Largest alpha of an ELU that is lowered, since exp(x) - 1 is inexact near 0."""
 _BELOW_2_31 = 2147483647
 
 
@@ -86,7 +86,7 @@ def _prelu(c: LoweredCall) -> None:
 
 
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
-    """Compare real values, which for quantised operands come from tables, rounded from float64."""
+    """Compare real values. Those of quantised operands come from tables that are rounded from float64."""
 
     def compare(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)
@@ -113,7 +113,7 @@ def _select(c: LoweredCall) -> None:
 
 
 def _cast(c: LoweredCall) -> None:
-    """Cast numbers. Integers are clipped to their range, fractions are dropped, NaN becomes 0."""
+    """Cast numbers to integers without fraction, clipped to the range, with 0 for NaN; or to floats."""
     x, source, target = c.stored("x"), operand_info(c.operand("x").type), operand_info(c.output().type)
     if source.dtype == target.dtype:
         c.keep(x)
@@ -204,7 +204,7 @@ def _pad(c: LoweredCall) -> None:
 
 
 def _check_indices(c: LoweredCall, name: str, size: int) -> str:
-    """Replace negative indices by one that is too large, so that they fail the run as well."""
+    """Replace negative indices by one that is too large, so that the run fails."""
     indices = c.stored(name)
     negative = c.node("Less", indices, c.array(0, np.int32))
     return c.node("Where", negative, c.array(size, np.int32), indices)
@@ -263,7 +263,7 @@ def _resize_nearest(c: LoweredCall) -> None:
 
 
 def _resize_bilinear(c: LoweredCall) -> None:
-    """Resize along one axis, then the other; each element is a weighted mean of two neighbours."""
+    """Resize along one axis, then along the other, by weighted means of two neighbours."""
     value, dims, out = c.real("x"), c.dims("x"), c.outputs[0]
     down, across = axes = (2, 3) if c.integer("nchw", 0) else (1, 2)
     for axis in axes if rows_first((dims[down], dims[across]), (out[down], out[across])) else axes[::-1]:
@@ -296,7 +296,7 @@ def _window(g: WindowGeometry) -> dict[str, list[int]]:
 
 
 def _bias(c: LoweredCall) -> str:
-    """Return the bias in float32. A quantised bias has the scale of the products, perhaps one per channel."""
+    """Return the bias in float32. A quantised bias has the product of the scales of input and filter."""
     if not c.info.is_quantised:
         return c.real("bias")
     channels = c.channel_scales("filter")
@@ -378,7 +378,7 @@ def _all_or_any(kind: str, c: LoweredCall) -> None:
 
 
 def _numbers(c: LoweredCall) -> str:
-    """Return elements in a type that ONNX Runtime can order."""
+    """Return the input in a type that ONNX Runtime can order."""
     if c.info.is_quantised:
         return c.cast(c.stored("x"), np.int32)
     return c.stored("x") if c.data_type is _I32 else c.real("x")
@@ -391,7 +391,7 @@ def _argument(kind: str, c: LoweredCall) -> None:
 
 
 def _topk(c: LoweredCall) -> None:
-    """Lower TOPK_V2 to TopK of reversed elements: of equal elements ONNX prefers the first, NNAPI the last."""
+    """Lower TOPK_V2 to TopK of reversed elements. Among equals, ONNX prefers the first, NNAPI the last."""
     size = c.dims("x")[-1]
     last, end, axis, step = c.array([size - 1]), c.array([-(1 << 31)]), c.array([-1]), c.array([-1])
     turned = c.node("Slice", _numbers(c), last, end, axis, step)

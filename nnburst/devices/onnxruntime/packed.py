@@ -1,9 +1,9 @@
-"""The contents of cache files: the optimised graph in one, its weights in the other.
+"""The cache files: the optimised graph in the model file, its weights in the data file.
 
-The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
-large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a loaded graph uses them
-in place. A tensor of equal elements is stored as one number. ONNX Runtime makes rearranged copies of large matrices
-at each opening. When it writes the graph it reports which ones, and once a graph is open, their memory is released.
+The model file is MessagePack: the model's operands, the graph as ONNX Runtime optimised it, and a table of the graph's
+large tensors. The data file contains these tensors, at multiples of 64 bytes, and a loaded graph uses them in place. A
+tensor of equal elements is stored as one number. At each opening, ONNX Runtime makes rearranged copies of some large
+matrices, which the table marks. After the opening, the memory of the originals is released.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .importer import all_tensors, parse, serialise
 from .library import messages
 
 FORMAT = 11
-"""Version of the format, a part of the epoch: a file of another version is not used."""
+"""Version of the format. Files of another version are not used."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
-"""Minimum bytes of a tensor that is stored outside the graph."""
+"""Minimum size in bytes of a large tensor, which is stored outside the graph."""
 _SPARE = 16 << 20
 """Bytes of the machine's memory that must stay free."""
 _WEIGHTS = "weights.bin"
@@ -48,9 +48,9 @@ _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
 
 
 class _Tensor(Struct, frozen=True, array_like=True):
-    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or the one number that fills it.
+    """A large tensor of the graph: `length` bytes at `offset` of the data file, perhaps one number for all elements.
 
-    If `rearranged`, ONNX Runtime makes a copy in another order at opening and does not need the tensor afterwards.
+    If `rearranged`, ONNX Runtime makes a rearranged copy at the opening and then does not need the tensor.
     """
 
     name: str
@@ -62,12 +62,12 @@ class _Tensor(Struct, frozen=True, array_like=True):
 
 
 class Contents(Struct, frozen=True):
-    """The contents of the model blob.
+    """The contents of the model file.
 
     Attributes:
         model: The prepared model, without its files.
         graph: The optimised graph from ONNX Runtime.
-        file_size: Bytes of the file in which the graph expects its large tensors.
+        file_size: Size of the external file to which the graph refers, in bytes.
     """
 
     model: Model
@@ -78,12 +78,12 @@ class Contents(Struct, frozen=True):
 
     @property
     def gives_back(self) -> bool:
-        """True if the memory of some weights is released once the graph is open."""
+        """True if the memory of some weights is released after the opening."""
         return any(tensor.rearranged for tensor in self.tensors)
 
 
 def _require_room(nbytes: int) -> None:
-    """Raise `CacheRejected` if this machine does not have `nbytes` of free memory."""
+    """Raise `CacheRejected` if this machine has less than `nbytes` of free memory."""
     left = _memory_left()
     if left < nbytes:
         raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in memory: {left} are left")
@@ -105,10 +105,10 @@ def _file_in_memory() -> Iterator[Path]:
 
 
 def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> tuple[bytes, Bytes]:
-    """Optimise a model, separate graph and weights, and check that they can be loaded.
+    """Optimise a model, separate graph and weights, and check that the result can be loaded.
 
     Returns:
-        The model blob and the data blob, which has at least one byte.
+        Contents of the model file and of the data file, which has at least one byte.
 
     Raises:
         CacheRejected: There is not enough memory.
@@ -117,14 +117,14 @@ def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: Sessio
     nbytes = len(data) + sum(content.nbytes for content in files.values())
     _require_room(3 * nbytes + _SPARE)
     contents, blob = _optimise(replace(model, operand_values=b"", pools=()), data, files, settings)
-    load_graph(contents, blob.data, settings)  # ONNX Runtime cannot read every graph that it writes.
+    load_graph(contents, blob.data, settings)  # ONNX Runtime cannot read some graphs that it writes.
     return msgspec.msgpack.encode(contents), blob
 
 
 def _optimise(
     model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
 ) -> tuple[Contents, Bytes]:
-    """Let ONNX Runtime write its optimised graph of a model; return it without the large tensors."""
+    """Let ONNX Runtime optimise a model. Return the graph, and separately its large tensors."""
     with _file_in_memory() as graph, _file_in_memory() as weights:  # ONNX Runtime expects both in one directory.
         options = settings.options()
         options.optimized_model_filepath = str(graph)
@@ -136,12 +136,12 @@ def _optimise(
         about = build_session(data, files, settings, options)[1]
         proto = parse(graph.read_bytes())
         raw: Bytes = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else np.zeros(0, np.uint8)
-    # Inputs whose initializers were folded away are still there; they can no longer be given.
+    # Drop inputs whose initializers ONNX Runtime has folded away.
     names = {argument.name for argument in (*about.inputs, *about.optional)}
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
-    proto.ir_version = max(proto.ir_version, 4)  # From version 4 on, an initializer need not be an input.
+    proto.ir_version = max(proto.ir_version, 4)  # allows initializers that are not inputs
     tensors, blob = _take_apart(proto, raw)
     return Contents(model, about, serialise(proto), tensors, raw.nbytes), blob
 
@@ -168,7 +168,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
             continue
         next(entry for entry in tensor.external_data if entry.key == "location").value = _WEIGHTS
         rearranged = [entry for entry in tensor.external_data if entry.key.startswith("prepacked")]
-        for entry in rearranged:  # The copies are dropped: ONNX Runtime makes them anyway.
+        for entry in rearranged:  # ONNX Runtime makes the copies again.
             tensor.external_data.remove(entry)
         gone = bool(rearranged) and uses[tensor.name] == 1 and not nested
         if _is_one_number(piece, row.itemsize):
@@ -181,11 +181,11 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
 
 def _is_one_number(piece: Bytes, itemsize: int) -> bool:
     bits = piece.view(f"u{itemsize}")
-    return all(bool((part == bits[0]).all()) for part in (bits[:_SMALLEST], bits))  # mostly decided by the first
+    return all(bool((part == bits[0]).all()) for part in (bits[:_SMALLEST], bits))  # The first part usually decides.
 
 
 def read_contents(model: memoryview) -> Contents:
-    """Decode the model blob of `pack`. The caller has verified that this device wrote it."""
+    """Decode a model file, which the caller has verified."""
     try:
         return msgspec.msgpack.decode(model, type=Contents)
     except msgspec.MsgspecError as error:
@@ -196,12 +196,12 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     """Open a packed graph.
 
     Args:
-        data: The weights, which the graph keeps and uses in place.
-        own: True if parts of the weights' memory may be released, because there is no other user.
+        data: Contents of the data file, which the graph keeps and uses in place.
+        own: True if the graph is the only user of `data`, so that parts can be released.
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
-        CacheRejected: The sparse file for the weights cannot be made.
+        CacheRejected: The temporary external file cannot be made.
     """
     raw = np.frombuffer(data, np.uint8)
     options = settings.options()
@@ -210,7 +210,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     arrays = [_array(tensor, raw) for tensor in contents.tensors]
     values = [wrap(array, tensor.element) for tensor, array in zip(contents.tensors, arrays, strict=True)]
     for tensor, value in zip(contents.tensors, values, strict=True):
-        options.add_initializer(tensor.name, value)  # It is used in place, instead of the graph's.
+        options.add_initializer(tensor.name, value)  # used in place of the external file's
     with _directory_of_holes(max(contents.file_size, 1)) as directory:
         options.add_session_config_entry(FILES_OF_MODELS, directory)
         session = open_session(OwnBytes(contents.graph), settings, options)
@@ -231,8 +231,8 @@ def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def _directory_of_holes(size: int) -> Iterator[str]:
-    """Make the directory with the sparse file in which the graph expects its tensors; only its size matters."""
-    import tempfile  # Only caching needs this slow import.
+    """Make a temporary directory with a sparse external file. ONNX Runtime checks only the file's size."""
+    import tempfile  # slow, and only for caching
 
     with contextlib.ExitStack() as stack:
         try:  # A service may write there, beside the trust store.
@@ -246,7 +246,7 @@ def _directory_of_holes(size: int) -> Iterator[str]:
 
 
 def _give_back(array: np.ndarray[Any, Any]) -> None:
-    """Return the whole pages of an unused array to the system."""
+    """Return the memory pages of an unused array to the system."""
     start = array.ctypes.data + -array.ctypes.data % mmap.PAGESIZE
     length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if length > 0:

@@ -1,4 +1,4 @@
-"""Prepared models, which share graphs."""
+"""Prepared models that run ONNX graphs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .library import give_memory_back
 
 
 class Source(Struct, frozen=True):
-    """The source of a graph: private copies of a model's files.
+    """Private copies of a model's files.
 
     Attributes:
-        files: The model's external files by name, in the order of the operands.
+        files: External files by name, in the order of the operands.
         copies: Contents of the model's constants, by operand.
     """
 
@@ -38,10 +38,10 @@ class Source(Struct, frozen=True):
 
 
 class OnnxPreparedModel(LocalModel):
-    """A prepared model that is a graph, or was lowered to one.
+    """A prepared model that runs a graph.
 
     Attributes:
-        source: The model's files, until the device no longer needs them.
+        source: The model's files; None after `forget_source`.
     """
 
     def __init__(self, model: Model, graph: Graph, tracker: BufferTracker, source: Source | None = None) -> None:
@@ -58,18 +58,20 @@ class OnnxPreparedModel(LocalModel):
         return self._graph
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        if not self.graph.outputs:  # Nothing reads the results of this part of a model.
+        if not self.graph.outputs:  # a part of a model whose results are unused
             return lambda: None
         return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches)
 
     def run_together(self, most: int) -> None:
-        """Batch arguments whose first dimension is open, on the CPU only; see `PreparedModel.run_together`."""
+        """Run batches on the CPU if the first dimensions of all arguments are unknown; see
+        `PreparedModel.run_together`.
+        """
         if not isinstance(self.graph.session, InferenceSession):
             super().run_together(most)
         self._batches = Batches(self.graph, most)
 
     def _leave_open(self, outputs: Collection[int]) -> None:
-        """Ignore the dimensions that the file declares for outputs: they are wrong, and a run tells the true ones."""
+        """Ignore the file's dimensions of some outputs, after a run has shown that they are wrong."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}
         prefix = extension_prefix(self.model, EXTENSION_NAME)
@@ -79,7 +81,6 @@ class OnnxPreparedModel(LocalModel):
         self.model = replace(self.model, main=replace(main, operands=operands))
 
     def forget_source(self) -> None:
-        """Release the copies of the files."""
         self.source = None
         give_memory_back(sum(pool.size for pool in self.model.pools))
 

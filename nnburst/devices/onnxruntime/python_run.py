@@ -1,4 +1,4 @@
-"""Bound runs through ONNX Runtime's Python module, for other providers than the CPU and versions before 1.19."""
+"""Runs through ONNX Runtime's Python module, for providers other than the CPU and versions before 1.19."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .library import python_module
 
 
 class PythonRun:
-    """A bound run like `capi.BoundRun`, without a kernel in C.
+    """A bound run like `capi.BoundRun`, but without a kernel in C.
 
     Args:
         session: An ``InferenceSession`` of the Python module.
         binding: A binding of the session.
-        binds: Functions that bind the inputs. A provider with memory of its own copies the inputs in these calls and
-            at no other time; a run copies outputs back to the CPU's memory.
+        binds: Functions that bind the inputs. Each run calls them, because some providers copy inputs to the device
+            only in these calls.
     """
 
     kernel = None
@@ -41,7 +41,7 @@ class PythonRun:
         self._failure: NNBurstError = GeneralFailure()
 
     def run(self, deadline_ns: int) -> int:
-        """Run until a deadline, 0 for none; return 0, or the status of the failure."""
+        """Run until a deadline (0 for none). Return 0, or the status of a failure."""
         try:
             for to, source in self._before:
                 np.copyto(to, source if to.dtype == source.dtype else source != 0)
@@ -61,7 +61,7 @@ class PythonRun:
         return 0
 
     def _run_until(self, deadline_ns: int) -> None:
-        options = self._options = _run_options()  # Each run has its own: a late cancel() stops no other run.
+        options = self._options = _run_options()  # new ones, so that a late timer stops no other run
         if self._is_cancelled or deadline_passed(deadline_ns):
             options.terminate = True
         try:
@@ -80,18 +80,18 @@ class PythonRun:
         return error if isinstance(error, NNBurstError) else GeneralFailure(f"ONNX Runtime: {error}")
 
     def failure(self, status: int) -> NNBurstError:
-        """Return the error of the last run, which failed with this status."""
+        """Return the error of the run that has just failed."""
         return self._failure
 
     def cancel(self) -> None:
-        """Stop the run between two nodes, and any later run before its first node."""
+        """Stop the present run between two nodes, and later runs before their first node."""
         self._is_cancelled = True
         for options in (self._usual, self._options):
             options.terminate = True
 
 
 def _run_options() -> Any:
-    """Return options with which a failed run writes nothing to stderr."""
+    """Return options that prevent messages to stderr after a failure."""
     options = python_module().RunOptions()
     options.log_severity_level = 4
     return options

@@ -1,4 +1,4 @@
-"""Lowering of recurrent operations: a sequence becomes one ONNX node, a single step the nodes of its formula."""
+"""Lowering of recurrent operations. A sequence becomes one ONNX node, a single step several nodes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _normalise(c: LoweredCall, x: str) -> str:
 
 
 def lstm(c: LoweredCall) -> None:
-    """Lower LSTM. Its first output is scratch space of other implementations, here zeros."""
+    """Lower LSTM, whose first output (scratch space of other implementations) is zeros."""
     gates = _GATES if c.given("w_in") else _GATES[1:]
     cell, normalises = c.real("prev_cell"), c.given("n_out")
     bias = [] if normalises else [_join(c, [f"b_{gate}" for gate in gates])]
@@ -135,7 +135,7 @@ def _whole(c: LoweredCall, names: Sequence[str]) -> str:
 def _feed(
     c: LoweredCall, kind: str, count: int, *inputs: str, kinds: list[str], units: int, backward: bool
 ) -> tuple[str, list[str]]:
-    """Append the ONNX node of a sequence; return the outputs [t, b, u] and the last states [b, u]."""
+    """Append the ONNX node of a sequence. Return outputs [time, batch, units] and last states [batch, units]."""
     ones = kinds.count("Affine")
     affine: dict[str, Any] = {"activation_alpha": [1.0] * ones, "activation_beta": [0.0] * ones} if ones else {}
     direction = "reverse" if backward else "forward"
@@ -173,7 +173,7 @@ def _lstm_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[s
 
 
 def _in_time(c: LoweredCall, value: str) -> str:
-    """Move the axis of steps to the front, or back again."""
+    """Move the time axis to the front, or back again."""
     return value if c.integer("time_major") else c.transpose(value, (1, 0, 2))
 
 
@@ -188,7 +188,7 @@ def _one_way(fed: Callable[..., Any], c: LoweredCall) -> None:
 
 
 def _both_ways(fed: Callable[..., Any], c: LoweredCall) -> None:
-    """Lower two cells: one runs forwards, one backwards. The second reads `aux` instead of x if `aux` is given."""
+    """Lower a forward and a backward cell. The backward cell reads `aux` in place of x, if given."""
     if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
         raise GeneralFailure("cells that are fed two sequences are not lowered")
     x = _in_time(c, c.real("x"))

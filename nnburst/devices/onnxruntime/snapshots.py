@@ -1,10 +1,9 @@
-"""Snapshots: arguments of a graph that are copied around each run, because clients could change them meanwhile.
+"""Snapshots: copies of arguments around each run, because a client could change its memory during the run.
 
-ONNX Runtime checks a value and then uses it, as if no other process could write there. If a client changes a value
-that is only data, it gets a wrong result. If it changes an index, a size, a condition or a key of a sort, ONNX
-Runtime accesses memory outside an array. So an argument stays in the client's memory only if all operators of the
-graph are known to use it as data; otherwise it is copied. Integers of 32 and 64 bits and booleans, which ONNX has for
-indices and sizes, are always copied.
+ONNX Runtime checks a value, and then uses the value again. If the client changes data in between, the client gets a
+wrong result. After a change of an index, a size, a condition or a sort key, ONNX Runtime would access memory outside
+an array. So a run uses the client's memory only if all operators of the graph are known to use elements only as data.
+Arguments of ONNX's index types (32-bit and 64-bit integers, booleans) are always copied.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ _HARMLESS = frozenset(
     Unsqueeze Where Xor
     """.split()
 )
-"""Operators that use elements of other types than the index types only as data."""
+"""Operators that use elements only as data, except for elements of the index types."""
 
 _DIVISIONS = frozenset(("Div", "Mod"))
-"""Operators that use elements only as data unless they are integers, which are first compared with zero."""
+"""Operators that use floats only as data, but check integers for zero."""
 
 _FIRST_IS_DATA = frozenset(("GridSample", "MaxRoiPool", "Resize", "RoiAlign", "Upsample"))
-"""Operators that use only their first input as data; other inputs are coordinates and sizes."""
+"""Operators whose first input is only data, and whose other inputs are coordinates and sizes."""
 
 _STANDARD = ("", "ai.onnx")
 
 _FLOATS = frozenset((1, 10, 11, 16, 17, 18, 19, 20))
-"""ONNX's numbers of floating-point types."""
+"""ONNX's numbers of the floating-point types."""
 
 
 def must_copy(element: ElementType) -> bool:
@@ -52,8 +51,8 @@ def must_copy(element: ElementType) -> bool:
 
 
 def exposed_arguments(proto: Any) -> frozenset[str]:
-    """Return the names of inputs and outputs that must be copied although their type alone does not require it."""
-    functions = {function.name for function in proto.functions}  # Their domains do not matter.
+    """Return the names of inputs and outputs that must be copied because of the graph's operators."""
+    functions = {function.name for function in proto.functions}  # whatever their domain
     fixed = constants(proto) | {""}.union(*(node.output for node in proto.graph.node if node.op_type == "Constant"))
 
     def is_harmless(node: Any) -> bool:

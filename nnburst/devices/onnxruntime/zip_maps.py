@@ -1,7 +1,6 @@
-"""Replacement of ZipMaps at the end of a graph, which then returns scores; the reader makes dicts of these.
+"""Replacement of ZipMaps at the end of a graph. The graph then returns scores, from which the client makes dicts.
 
-ONNX Runtime would make a map of each row and return keys and values one map after the other, which takes far longer
-than the rest of such a graph.
+ONNX Runtime's own maps, one for each row, would take far longer than the rest of the graph.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from .library import messages
 
 
 def take_out(proto: Any) -> dict[str, bytes]:
-    """Replace each output that maps labels to scores by an array of the scores; return the encoded labels by output.
+    """Replace each output that maps labels to scores by an array of scores; return the encoded labels by output.
 
-    No operator reads a map, so nothing else changes. A map that ONNX Runtime may refuse stays as it is.
+    A map with labels of an unexpected type stays unchanged.
     """
     labels: dict[str, bytes] = {}
     makers = {name: node for node in proto.graph.node if _is_zip_map(node) for name in node.output}
     for value in proto.graph.output:
-        node = makers.pop(value.name, None)  # An output may occur twice.
+        node = makers.pop(value.name, None)  # An output can be listed twice.
         if node is not None and (found := _labels(node, value.type.sequence_type.elem_type.map_type.key_type)):
             labels[value.name] = found
             node.domain, node.op_type = "", "Identity"
@@ -40,7 +39,7 @@ def _is_zip_map(node: Any) -> bool:
 
 
 def _labels(node: Any, key: int) -> bytes:
-    """Return a ZipMap's labels; empty if their type is not `key` (0 for an unknown type)."""
+    """Return a ZipMap's encoded labels; empty if the declared key type (0: unknown) is another."""
     types, (attribute,) = messages().TensorProto, node.attribute
     if attribute.name == "classlabels_int64s" and attribute.ints and key in (0, types.INT64):
         return write(from_python(np.array(attribute.ints, np.int64), "tensor(int64)", "")).tobytes()
@@ -52,7 +51,7 @@ def _labels(node: Any, key: int) -> bytes:
 
 
 def as_maps(scores: Value, keys: Value, place: str) -> EncodedMap:
-    """Return one map for each row of scores. Raises `GeneralFailure` unless a row has a score for each key."""
+    """Return a map for each row of scores. Raises `GeneralFailure` unless a row has one score per key."""
     assert isinstance(scores, EncodedTensor)
     assert isinstance(keys, EncodedTensor)
     rows = (1, *scores.shape) if len(scores.shape) == 1 else scores.shape

@@ -1,4 +1,4 @@
-"""A kernel's view of an operation while it is bound: arrays by name, real values, and the list of steps."""
+"""A kernel's interface to an operation: arrays by name, real values, and the list of steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KernelStep = Callable[[], Any]
 def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelStep]:
     """Yield the calls that clamp values, one for each limit that is not None.
 
-    The limits become arrays: NumPy would convert a number in every call, which takes as long as a small clamp.
+    The limits become arrays now, because NumPy would convert a number in every call.
     """
     for cut, limit in ((np.maximum, low), (np.minimum, high)):
         if limit is not None:
@@ -34,13 +34,13 @@ def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelS
 
 
 def quantise(steps: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
-    """Quantise real values, given as multiples of the scale: round halves away from zero, then clip."""
+    """Quantise multiples of the scale: round halves away from zero, then clip."""
     low, high = activation_limits(operand, code)
     return np.asarray(np.clip(round_half_away(steps) + operand.zero_point, low, high))
 
 
 def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[Array], Array]) -> Array:
-    """Return the stored result of a function for each of the 256 bit patterns of a stored value."""
+    """Return a function's stored result for each of the 256 stored values."""
     codes = np.arange(256, dtype=np.uint8).view(operand_info(source.type).dtype or np.uint8)
     with np.errstate(all="ignore"):
         real = function(_decode_into(codes, source, np.empty(256)))
@@ -48,13 +48,13 @@ def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[A
 
 
 class KernelCall(OperationView):
-    """An operation while it is bound.
+    """An operation during its binding.
 
-    A kernel asks for arrays and appends steps; nothing is computed before the steps run, except for constants.
+    A kernel requests arrays and appends steps. Only results that depend on constants are computed before a run.
 
-    * `array` and `out` return stored values; `out` is dense.
-    * `real` and `real_out` return real values in float32, or float64 if quantised; a conversion is a step of its own.
-      After the last step, the contents of `real_out` are clamped by the fused activation and stored.
+    * `array` and `out` return stored values. The array of `out` is dense.
+    * `real` and `real_out` return real values, in float64 for quantised data, else in float32. Steps convert them.
+      After the last step, the fused activation clamps the contents of `real_out`, which are then stored.
     * `centred` returns stored value minus zero point, for exact integer arithmetic in float64.
 
     The prepared model keeps results of `centred` and `real` for constants.
@@ -80,7 +80,7 @@ class KernelCall(OperationView):
         return tuple(self._arrays[index].shape)
 
     def _value_of(self, index: int) -> Array | None:
-        """Return a copy of a parameter's value, made once: a client may change the value between two reads."""
+        """Return a copy of a parameter's value, made once because a client can change the original."""
         if not (self._eager or self._is_constant(index)):
             return None
         if index not in self._snapshots:
@@ -94,18 +94,12 @@ class KernelCall(OperationView):
         return index in self._binding.graph.constants
 
     def derived(self, key: Hashable, make: Callable[[], Array]) -> Array:
-        """Return an array derived from constants of this operation, made once per prepared model.
-
-        If two threads make it at once, one result is kept.
-        """
+        """Return an array derived from constants of this operation, shared by all requests to the prepared model."""
         kept, key = self._binding.graph.derived, (self._position, key)
         return kept[key] if key in kept else kept.setdefault(key, make())
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array for a kernel's own use, which its steps keep.
-
-        Raises the same errors as `MemoryBudget.take_scratch`.
-        """
+        """Return an array for a kernel's own use. Raises the errors of `MemoryBudget.take_scratch`."""
         self._binding.budget.take_scratch(shape, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.empty(shape, dtype)
 
@@ -115,15 +109,15 @@ class KernelCall(OperationView):
         self._steps.append(partial(function, *args, **kwargs))
 
     def compute(self, function: Callable[..., Any], *arrays: Array) -> None:
-        """Append a call whose result becomes the real values of the output."""
+        """Append a call that returns the real values of the output."""
         self.do(_assign, self.real_out(), function, arrays)
 
     def move(self, function: Callable[..., Any], *arrays: Array) -> None:
-        """Append a call whose result becomes the stored values of the output."""
+        """Append a call that returns the stored values of the output."""
         self.do(_assign, self.out(), function, arrays)
 
     def finished_steps(self) -> list[KernelStep]:
-        """Return the steps, the storing of results last. Call it once: it drops them, as they would form a cycle."""
+        """Return the steps, including the storing of results, and drop this object's references to them."""
         steps = self._steps + self._tail
         self._steps, self._tail = [], []
         return steps
@@ -138,18 +132,18 @@ class KernelCall(OperationView):
         return self._arrays[self.operation.outputs[which]]
 
     def place(self, which: int, dims: tuple[int, ...]) -> None:
-        """Give an output its array during a run, once the run has found the output's size."""
+        """Create an output's array during a run that has found the output's size."""
         self._binding.place(self.operation.outputs[which], dims)
 
     # -- real values ------------------------------------------------------------------------------------------
 
     @property
     def real_dtype(self) -> type[np.floating[Any]]:
-        """The dtype in which this operation computes: float64 if its data is quantised, else float32."""
+        """The dtype of real values: float64 for quantised data, else float32."""
         return np.float64 if self.info.is_quantised else np.float32
 
     def real(self, name: str, which: int = 0) -> Array:
-        """Return an input's real values; a step converts them if they are stored otherwise."""
+        """Return an input's real values, which a step converts from stored values if necessary."""
         index, dtype = self.index(name, which), self.real_dtype
         operand, source = self._operands[index], self._arrays[index]
         if source.dtype == dtype:
@@ -161,10 +155,10 @@ class KernelCall(OperationView):
         return buffer
 
     def centred(self, name: str, arrange: Callable[[Array], Array] | None = None) -> Array:
-        """Return stored value minus zero point (the value itself for floats).
+        """Return an input's stored values minus the zero point; floats are returned unchanged.
 
         Args:
-            arrange: Function that returns a view of the stored values, e.g. a transposed one; the result is dense.
+            arrange: Function that returns a view of the stored values, such as a transposed one.
         """
         index, dtype = self.index(name), self.real_dtype
         stored, zero_point = self._arrays[index], dtype(self.operand(name).zero_point)
@@ -178,7 +172,7 @@ class KernelCall(OperationView):
         return buffer
 
     def real_out(self, which: int = 0) -> Array:
-        """Return a dense array for the real values of an output."""
+        """Return a dense array for an output's real values."""
         out, operand = self.out(which), self.output(which)
         code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
         if operand_info(operand.type).is_quantised:
@@ -197,7 +191,7 @@ def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...])
 
 
 def _decode_into(source: Array, operand: OperandDesc, buffer: Array) -> Array:
-    """Convert stored values to real ones in a buffer, with a scale per channel if the operand has them; return it."""
+    """Convert stored values to real values in `buffer`; return the buffer."""
     np.copyto(buffer, source)
     if operand.zero_point:
         buffer -= operand.zero_point

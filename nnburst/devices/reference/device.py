@@ -1,4 +1,4 @@
-"""The device: its support of operations and its preparation of models."""
+"""The device that runs NNAPI operations in NumPy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReferenceDevice(LocalDevice):
     cache_format = 5
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return the reason why an operation cannot run, or "". IF and WHILE need the operations of their subgraphs."""
+        """Return why the device cannot run an operation or an operation of its subgraphs; empty if it can."""
         if is_extension(operation.type):
             names = {prefix: name for name, prefix in model.extension_name_to_prefix.items()}
             return f"the device does not have the extension {names.get(operation.type >> 16)}"
@@ -39,17 +39,17 @@ class ReferenceDevice(LocalDevice):
         return ReferencePreparedModel(model, self._tracker)
 
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
-        """Write the model and its constants; see `LocalDevice.save`."""
+        """Save the model and its constants; see `LocalDevice.save`."""
         assert isinstance(prepared, ReferencePreparedModel)
         return self._cache.save(files, prepared.pack, compiled=prepared.fingerprint)
 
     def restore(self, cache_key: bytes, entry: VerifiedEntry) -> ReferencePreparedModel:
-        """Restore a model without validating it; see `LocalDevice.restore`."""
+        """Restore a model without validation; see `LocalDevice.restore`."""
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
 
 def _reachable_operations(model: Model, operation: Operation) -> Iterator[Operation]:
-    """Yield the operations of all subgraphs that an operation refers to, directly or not."""
+    """Yield the operations of an IF's or WHILE's subgraphs, including inner subgraphs."""
     seen, todo = set(), [(model.main, operation)]
     while todo:
         subgraph, outer = todo.pop()

@@ -1,7 +1,7 @@
 """Bindings of subgraphs to arrays.
 
-A `PreparedSubgraph` has the facts from preparation. A `Binding` is one use of it, where every operand has an array:
-from a request, from the operation around it, or made when the operation that writes it is bound.
+A `PreparedSubgraph` has the results of the preparation. A `Binding` is one use of a subgraph, with an array for each
+operand. Arrays come from the request or the enclosing operation, or are created when an operation is bound.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
 
 
 class PreparedSubgraph(Struct, frozen=True):
-    """The facts about a subgraph from its preparation.
+    """The results of a subgraph's preparation.
 
     Attributes:
         constants: Read-only value of each constant operand.
-        matches: Signature and matched inputs of each operation.
-        derived: Arrays that operations made from constants: transposed and decoded weights, tables.
-        referenced: The subgraphs to which operations may refer.
+        matches: Signature of each operation, with the matched inputs.
+        derived: Arrays that operations made from constants, such as transposed weights.
+        referenced: The subgraphs to which operations can refer.
     """
 
     subgraph: Subgraph
@@ -47,12 +47,12 @@ class PreparedSubgraph(Struct, frozen=True):
 
 
 class Binding:
-    """A subgraph with arrays for the operands of its bound operations. Not for concurrent use.
+    """A subgraph with arrays for its operands. Not for concurrent use.
 
     Attributes:
-        regions: Destinations of results that do not get an array of their own.
-        expected: Dimensions of each operand, as model and request declare them.
-        insufficient: Dimensions of results that are larger than their regions.
+        regions: Given arrays for results. Other results get new arrays.
+        expected: Declared dimensions of each operand.
+        insufficient: Dimensions of results for which the regions are too small.
     """
 
     def __init__(self, graph: PreparedSubgraph, budget: MemoryBudget) -> None:
@@ -67,7 +67,7 @@ class Binding:
         self._taken: dict[int, int] = {}
 
     def run(self, start: int, limits: RunLimits) -> None:
-        """Bind and run the operations from `start` on, one after the other."""
+        """Bind and run the operations from position `start` on, one after the other."""
         for position in range(start, len(self.graph.subgraph.operations)):
             limits.require_time()
             scratch = self.budget.scratch
@@ -75,21 +75,21 @@ class Binding:
             self.budget.drop_scratch(scratch)
 
     def forget(self, operands: Iterable[int]) -> None:
-        """Release the arrays that were made for results."""
+        """Release the arrays that were created for results."""
         for index in operands:
             if index in self._taken:
                 del self.arrays[index]
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Release all arrays except some results, which the caller then owns; return the size of these in bytes."""
+        """Release all arrays except those of `operands`, which the caller then owns. Return their size in bytes."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.forget(tuple(self._taken))
         return handed
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Release, when a with block ends, the arrays of results that were made in it."""
+        """At the end of a with block, release the arrays that were created for results in the block."""
         bound = frozenset(self._taken)
         try:
             with self.budget.for_a_run():
@@ -99,7 +99,7 @@ class Binding:
                 del self.arrays[index], self._taken[index]
 
     def step_through(self, position: int, steps: Sequence[KernelStep]) -> None:
-        """Make the calls of an operation, and add its name to their `NNBurstError`."""
+        """Make the calls of an operation. Add the operation's name to an `NNBurstError`."""
         try:
             for step in steps:
                 step()
@@ -109,19 +109,20 @@ class Binding:
             raise self.failure(position, error) from error
 
     def failure(self, position: int, error: Exception) -> GeneralFailure:
-        """Convert the error of one operation to the error of the execution."""
+        """Convert an operation's error to the execution's error."""
         name = operation_name(self.graph.subgraph.operations[position].type)
         reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
         return GeneralFailure(f"operation {position} ({name}): {reason}")
 
     def bind(self, position: int, limits: RunLimits | None) -> list[KernelStep]:
-        """Give an operation's results their arrays and return the calls that compute them.
+        """Create arrays for an operation's results; return the calls that compute the results.
 
         Args:
-            limits: None while only constants have values; else all inputs have values, and control flow runs now.
+            limits: Limits of the present run, in which all inputs have values, and IF and WHILE run now. None before a
+                run, when only constants have values.
 
         Raises:
-            UnknownYet: The operation needs a value that is not known.
+            UnknownYet: The operation needs a value that only a run computes.
             GeneralFailure: The operation does not fit its inputs.
         """
         operation, eager = self.graph.subgraph.operations[position], limits is not None
@@ -159,7 +160,7 @@ class Binding:
                 raise InvalidArgument(f"input {position} has no value, but the operation needs one")
 
     def place(self, index: int, dims: tuple[int, ...]) -> None:
-        """Give a result its array, after comparing its dimensions with those in model and request."""
+        """Create a result's array, after comparing the dimensions with the declared ones."""
         operand, expected = self.graph.subgraph.operands[index], self.expected[index]
         if expected and (
             len(expected) != len(dims) or any(e not in (0, d) for e, d in zip(expected, dims, strict=True))
@@ -183,7 +184,7 @@ class Binding:
 
 
 def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], location: DataLocation) -> Array:
-    """Return the array of an argument of a request."""
+    """Return the array of a request's argument."""
     dtype = operand_info(operand.type).dtype
     if dtype is None:
         raise GeneralFailure("an operand of a type without defined contents cannot be an argument")
@@ -196,7 +197,7 @@ def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], 
 
 
 def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
-    """Run one of two subgraphs on the inputs after the condition."""
+    """Run the subgraph that the condition selects, on the remaining inputs."""
     condition, then, otherwise, *values = operation.inputs
     chosen = then if _is_true(outer.arrays[condition]) else otherwise
     results, nbytes = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
@@ -205,11 +206,11 @@ def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
 
 
 def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
-    """Run a body while a condition holds; the body's results are its first inputs in the next turn."""
+    """Run a body while a condition is true. The body's results replace its first inputs in the next iteration."""
     condition, body, *indexes = operation.inputs
     values = [_value(outer, index) for index in indexes]
     begin = time.monotonic_ns()
-    held = 0  # Bytes in the budget for the values.
+    held = 0  # bytes of the values in the budget
     while True:
         (goes_on,), nbytes = _run_subgraph(outer, condition, values, limits)
         outer.budget.drop_results(nbytes)
@@ -236,7 +237,7 @@ def _value(outer: Binding, index: int) -> _Value:
 def _run_subgraph(
     outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits
 ) -> tuple[list[Array], int]:
-    """Run the subgraph to which an operand refers; return its outputs, and their bytes in the budget."""
+    """Run the subgraph to which an operand refers. Return its outputs, and their size in the budget."""
     referenced = outer.graph.referenced
     graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
     inner = Binding(graph, outer.budget)
@@ -253,6 +254,6 @@ def _run_subgraph(
 
 def _give(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:
     for index, result in zip(operation.outputs, results, strict=False):
-        assert result is not None  # A body's output always has a value.
+        assert result is not None  # A subgraph's output always has a value.
         outer.place(index, result.shape)
         outer.arrays[index][...] = result

@@ -12,22 +12,23 @@ from ...errors import MissedDeadline, ResourceExhausted
 from ..deadline import deadline_passed
 
 PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
-"""Exceptions with a status of their own, which end an execution unchanged."""
+"""Exceptions that end an execution unchanged, since each has its own status."""
 LONGEST_LOOP_NS = 15_000_000_000
 """Largest time limit of a WHILE in nanoseconds."""
 _LEAST_MEMORY = 1 << 28
 _MEMORY_FACTOR = 64
-"""Limit for the results of an execution's operations: this multiple of the bytes of request and constants, or 256 MiB
-if that is more. Kernels use up to eight times the size of their operands."""
+"""An execution's results can have this multiple of the bytes of request and constants, or 256 MiB if that is more.
+Kernels need up to eight times the size of their operands.
+"""
 
 
 class RunLimits(Struct):
-    """The limits of executions. Each execution sets its deadline.
+    """The limits of the executions of a `Program`, of which each sets its own deadline.
 
     Attributes:
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 for none.
-        loop_ns: Nanoseconds that one WHILE may take.
-        is_cancelled: True to end the run at once. Any thread may set it.
+        loop_ns: Time limit of one WHILE in nanoseconds.
+        is_cancelled: True to end the run. Any thread may set this attribute.
     """
 
     deadline_ns: int = 0
@@ -35,7 +36,7 @@ class RunLimits(Struct):
     is_cancelled: bool = False
 
     def require_time(self) -> None:
-        """Raise `MissedDeadline` once the deadline has passed or the run was cancelled."""
+        """Raise `MissedDeadline` after the deadline or a cancellation."""
         if self.is_cancelled:
             raise MissedDeadline("the execution was ended, for its client has gone or closed the burst")
         if deadline_passed(self.deadline_ns):
@@ -46,7 +47,7 @@ class MemoryBudget(WorkingMemory):
     """The memory budget of one execution, including its subgraphs.
 
     Attributes:
-        results: Bytes of the present results of operations, which are limited.
+        results: Bytes of the present results of operations.
         scratch: Bytes of the kernels' own arrays.
     """
 
@@ -58,26 +59,26 @@ class MemoryBudget(WorkingMemory):
         self.results = self.scratch = 0
 
     def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
-        """Count the bytes of a result. Raises `ResourceExhausted` beyond the budget or the client's quota."""
+        """Count a result. Raises `ResourceExhausted` above the budget or the client's quota."""
         if self.results + nbytes > self._most:
             raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
         self.take(nbytes)
         self.results += nbytes
 
     def drop_results(self, nbytes: int) -> None:
-        """Count bytes of results as free again."""
+        """Count bytes of results as free."""
         self.give_back(nbytes)
         self.results -= nbytes
 
     def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
-        """Count an array of a kernel. Raises `ResourceExhausted` if it is too large, or beyond the client's quota."""
+        """Count a kernel's own array. Raises `ResourceExhausted` if it is too large, or above the client's quota."""
         if nbytes > self._most:
             raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
         self.take(nbytes)
         self.scratch += nbytes
 
     def drop_scratch(self, to: int) -> None:
-        """Count the kernels' arrays as free, except `to` bytes."""
+        """Reduce the counted bytes of the kernels' own arrays to `to`."""
         self.give_back(self.scratch - to)
         self.scratch = to
 

@@ -1,4 +1,4 @@
-"""Prepared models, with private copies of the constants, and their form in cache files."""
+"""Prepared models of the reference device, and their contents in cache files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _decoder = msgspec.msgpack.Decoder(Model)
 
 
 class ReferencePreparedModel(LocalModel):
-    """A prepared model: all facts about a model that do not depend on a request.
+    """A prepared model, with all results that do not depend on a request.
 
-    Constants are copied, so the client may release or overwrite its pools after the preparation. Arrays derived from
-    constants (transposed filters, tables) are made with the first request, kept, and shared by all plans.
+    Constants are private copies. Arrays derived from constants, such as transposed filters, are made for the first
+    request and shared by all requests.
 
     Attributes:
         graph: The prepared main subgraph.
@@ -47,7 +47,7 @@ class ReferencePreparedModel(LocalModel):
     def restore(
         cls, text: memoryview, data: memoryview, tracker: BufferTracker | None = None
     ) -> ReferencePreparedModel:
-        """Make a prepared model from verified cache files (else `CacheRejected`); constants are views of the files."""
+        """Restore a model from cache files, whose memory it uses for constants. Raises `CacheRejected`."""
         try:
             model = _decoder.decode(text)
             prepared = cls(replace(model, operand_values=data), tracker)
@@ -57,9 +57,9 @@ class ReferencePreparedModel(LocalModel):
         return prepared
 
     def pack(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
-        """Return the contents of the model file and the data file; None for a model of several subgraphs.
+        """Return the contents of the model file (MessagePack) and of the data file (constants).
 
-        The model file is the model as MessagePack, which cannot contain code; the data file has the constants.
+        Return None for a model with several subgraphs, which is not cached.
         """
         if self.model.referenced:
             return None
@@ -75,7 +75,7 @@ class ReferencePreparedModel(LocalModel):
         return (msgspec.msgpack.encode(model),), (bytes(data),)
 
     def fingerprint(self) -> bytes:
-        """Return the fingerprint of the compiled contents. A restored model has none, as it has no pools."""
+        """Return the fingerprint of the compiled contents. Not for restored models, which have no pools."""
         return model_fingerprint(self.model, copies=self.graph.constants)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
@@ -95,7 +95,7 @@ def _constants(model: Model, subgraph: Subgraph) -> dict[int, Array]:
 
 
 def _constant(model: Model, operand: OperandDesc) -> Array:
-    """Return a constant's value as a read-only array; a value in a pool is copied."""
+    """Return a constant as a read-only array, copied if it is in a pool."""
     location, dtype = operand.location, operand_info(operand.type).dtype
     if operand.lifetime == Lifetime.CONSTANT_COPY:
         raw = model.operand_values[location.offset : location.offset + location.length]

@@ -1,10 +1,10 @@
-"""Programs: requests bound to arrays, as lists of calls that an execution makes.
+"""Programs: requests that are bound to arrays, as lists of NumPy calls.
 
-Binding walks the operations once. It infers shapes and gives results their arrays (a region of the request, or a
-private temporary), and each kernel appends its NumPy calls to one list. A run makes the calls in the list.
+The binding infers shapes, assigns an array to each result (a region of the request, or a private temporary), and lets
+each kernel append its calls to a list. A run makes the calls.
 
-If a shape or parameter depends on a computed value or on a value from the request, the list ends there. Then every
-run binds the remaining operations again, when their inputs have values.
+An operation whose shapes or parameters depend on a value from the request or another operation ends the list. Each run
+binds that operation and all later ones again, when their inputs have values.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .limits import LONGEST_LOOP_NS, MemoryBudget, RunLimits
 
 
 class Program(Binding):
-    """The calls of one request on one prepared model. Not for concurrent use: its temporaries are its own.
+    """The calls of one request to one prepared model. Not for concurrent use.
 
     Args:
         request: A request that `validate_request` accepted.
-        options: Deadline, checked between operations, and loop timeout.
+        options: Options of the run. The deadline is checked between operations.
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
-        GeneralFailure: The operations do not fit together, or a required argument is omitted.
+        GeneralFailure: An operation does not fit its inputs, or a required argument is omitted.
     """
 
     def __init__(self, graph: PreparedSubgraph, request: Request, options: RunOptions = RunOptions()) -> None:
@@ -47,8 +47,8 @@ class Program(Binding):
             main.operands[i].is_scalar or is_fully_specified(self.expected[i]) for i in main.output_indexes
         )
         self._steps: list[list[KernelStep]] = []
-        """Steps of each operation that is bound."""
-        with np.errstate(all="ignore"):  # Kernels compute from constants, which may have any value.
+        """Steps of each bound operation."""
+        with np.errstate(all="ignore"):  # for computations from constants
             self._bind_operations()
 
     def __call__(self) -> ExecutionResult | None:
@@ -71,7 +71,7 @@ class Program(Binding):
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; after the deadline the run stops between two operations, also within a loop."""
+        """Run once. After the deadline, stop between two operations, also within a loop."""
         limits, usual_ns = self._limits, self._limits.deadline_ns
         limits.deadline_ns = deadline_ns
         try:
@@ -80,7 +80,7 @@ class Program(Binding):
             limits.deadline_ns = usual_ns
 
     def cancel(self) -> None:
-        """Stop the run between two operations, also in a branch or loop, and any later run at once; see `Kernel`."""
+        """Stop the present run between two operations, also within a loop, and later runs at once; see `Kernel`."""
         self._limits.is_cancelled = True
 
     # -- binding ----------------------------------------------------------------------------------------------
@@ -103,13 +103,13 @@ class Program(Binding):
             self.regions[index] = (pool, argument.location)
             self.expected[index] = combine_dimensions(self.expected[index], argument.dimensions)
             if isinstance(pool, BufferView):
-                continue  # A buffer is writable and grows as needed.
+                continue  # A buffer is writable and can grow.
             region = pool.array(np.uint8, (argument.location.length,), argument.location.offset)
             if not region.flags.writeable:
                 raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
 
     def _bind_operations(self) -> None:
-        """Bind operations in order until one needs an unknown value."""
+        """Bind operations in order, up to one that needs an unknown value."""
         for position, operation in enumerate(self.graph.subgraph.operations):
             scratch = self.budget.scratch
             try:

@@ -1,4 +1,4 @@
-"""The kernel of each operation. A kernel binds one operation by appending NumPy calls to its `KernelCall`."""
+"""The kernel of each operation, a function that appends NumPy calls to a `KernelCall`."""
 
 from __future__ import annotations
 
@@ -128,4 +128,4 @@ KERNELS: dict[int, Callable[[KernelCall], None]] = {
     _T.UNIDIRECTIONAL_SEQUENCE_LSTM: recurrent.sequence_lstm,
     _T.UNIDIRECTIONAL_SEQUENCE_RNN: recurrent.sequence_rnn,
 }
-"""The kernels of all operations that the reference device runs, except IF and WHILE."""
+"""The kernels of all operations but IF and WHILE."""

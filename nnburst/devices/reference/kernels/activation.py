@@ -1,4 +1,4 @@
-"""Kernels of functions that keep the shape: activations, elementary functions, conversions."""
+"""Kernels of functions of one tensor, element by element: activations, elementary functions, conversions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ....model.types import Array
 from ..call import KernelCall, encode_table
 
 Function = Callable[[Array, Array], Any]
-"""A function that computes from the first array into the second."""
+"""A function that computes the second array from the first."""
 
 
 def unary(function: Function) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of one number. For quantised data it uses a table of 256 results."""
+    """Return the kernel of a function of one number. For quantised data, a table contains all 256 results."""
 
     def through_table(call: KernelCall) -> Array:
         def of_real(real: Array) -> Array:
@@ -40,7 +40,7 @@ def unary(function: Function) -> Callable[[KernelCall], None]:
 
 
 def clamp(low: float, high: float | None) -> Callable[[KernelCall], None]:
-    """Return the kernel that clips to a range; None for no upper limit."""
+    """Return a kernel that clips to a range; None for no upper limit."""
 
     def function(x: Array, out: Array) -> None:
         np.maximum(x, x.dtype.type(low), out=out)
@@ -51,7 +51,7 @@ def clamp(low: float, high: float | None) -> Callable[[KernelCall], None]:
 
 
 def logistic(x: Array, out: Array) -> None:
-    """LOGISTIC: 1 / (1 + exp(-x)); an exp that overflows gives the right limit, 0."""
+    """LOGISTIC: 1 / (1 + exp(-x)). If exp overflows, the result is 0."""
     np.negative(x, out=out)
     np.exp(out, out=out)
     np.add(out, 1, out=out)
@@ -76,12 +76,12 @@ def elu(call: KernelCall) -> None:
 
 
 def convert(call: KernelCall) -> None:
-    """QUANTIZE, DEQUANTIZE: `real` and `real_out` do the conversion."""
+    """QUANTIZE, DEQUANTIZE: convert with `real` and `real_out`."""
     call.do(partial(np.copyto, casting="same_kind"), call.real_out(), call.real("x"))
 
 
 def cast(call: KernelCall) -> None:
-    """CAST of stored values: quantisation is ignored, integers are clipped to their range, fractions dropped."""
+    """CAST: convert stored values, ignoring quantisation. Integers are clipped to their range, without fractions."""
     x, dtype = call.array("x"), call.out().dtype
     if dtype.kind == "f" or dtype == x.dtype:
         call.move(lambda x: x, x)

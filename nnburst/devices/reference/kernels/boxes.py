@@ -1,4 +1,4 @@
-"""Kernels for boxes: transformation by deltas, suppression of overlaps."""
+"""Kernels that move boxes by deltas and suppress overlapping boxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HARD, _LINEAR = 0, 1
 
 
 def _overlaps(box: Array, others: Array) -> Array:
-    """Return intersection over union of a box (two corners) and each of several other boxes."""
+    """Return the intersection over union of a box (two corners) with each other box."""
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     common = np.maximum(high - low, 0).prod(1)
     area = (others[:, 2:] - others[:, :2]).prod(1) + (box[2:] - box[:2]).prod() - common
@@ -24,10 +24,10 @@ def _overlaps(box: Array, others: Array) -> Array:
 def _suppress(
     scores: Array, boxes: Array, decay: Callable[[Array], Array], least: float, most: int
 ) -> list[tuple[int, float]]:
-    """Take the best box repeatedly until scores are below `least`; other scores decay with the overlap.
+    """Take the best box repeatedly until no score reaches `least`. After each, reduce other scores by `decay`.
 
     Returns:
-        (index, score) of boxes in the order in which they are taken, at most `most` (None: all).
+        (index, score) of the taken boxes in order, at most `most` (negative: all).
     """
     left, now = np.arange(len(scores)), scores.astype(np.float64)
     taken: list[tuple[int, float]] = []
@@ -59,14 +59,14 @@ def _transform(regions: Array, deltas: Array, size: Array) -> Array:
 
 
 def real_values(call: KernelCall, name: str) -> Callable[[Array], Array]:
-    """Return the function that converts stored values of an input to real ones in float64."""
+    """Return the function that converts an input's stored values to real values in float64."""
     operand = call.operand(name)
     scale = operand.scale or 1.0
     return lambda stored: np.asarray((stored.astype(np.float64) - operand.zero_point) * scale)
 
 
 def _real(call: KernelCall, name: str) -> Array:
-    """Return the real values that an input has in this run, in float64."""
+    """Return an input's present real values in float64."""
     return real_values(call, name)(call.array(name))
 
 
@@ -85,7 +85,7 @@ def bbox_transform(call: KernelCall) -> None:
 
 
 def _place_measured(call: KernelCall, results: list[Array]) -> None:
-    """Give outputs whose sizes the run has found their arrays, and fill these."""
+    """Create and fill the arrays of outputs whose sizes this run has found."""
     for which, real in enumerate(results):
         call.place(which, real.shape)
         operand, out = call.output(which), call.out(which)
@@ -128,7 +128,7 @@ def box_with_nms_limit(call: KernelCall) -> None:
 
 
 def generate_proposals(call: KernelCall) -> None:
-    """GENERATE_PROPOSALS: move anchors at every place of a feature map by deltas; keep the best without overlap."""
+    """GENERATE_PROPOSALS: move the anchors at each point of a feature map by deltas; suppress overlapping boxes."""
     scores, deltas, anchors, sizes = (_real(call, name) for name in ("scores", "deltas", "anchors", "image"))
     if call.integer("nchw"):
         scores, deltas = scores.transpose(0, 2, 3, 1), deltas.transpose(0, 2, 3, 1)
@@ -153,7 +153,7 @@ def generate_proposals(call: KernelCall) -> None:
 
 
 def detection_postprocessing(call: KernelCall) -> None:
-    """DETECTION_POSTPROCESSING: make boxes of anchors; suppress them per class, or only with their best class."""
+    """DETECTION_POSTPROCESSING: move anchors by deltas; suppress overlaps, per class or by each box's best class."""
     scales = np.array([call.number(f"scale_{name}") for name in "yxhw"])
     threshold, iou = call.number("score_threshold"), call.number("iou_threshold")
     most, classes, each = (call.integer(name) for name in ("max_detections", "max_classes", "max_per_class"))

@@ -1,7 +1,7 @@
-"""Kernels of sums of products: convolutions and FULLY_CONNECTED.
+"""Kernels of convolutions and FULLY_CONNECTED.
 
-Floats are computed in float32. Quantised values are centred (stored - zero point) and summed in float64, where
-products of bytes and their sums are exact integers; the result is scaled at the end.
+Floats are computed in float32. For quantised data, stored values minus zero points are multiplied and summed in
+float64, which is exact. Then the sums are scaled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLUMNS_BYTES = 4 << 20
 
 
 def _store(call: KernelCall, sums: Callable[[], Array], nchw: bool = False) -> None:
-    """Append a step that calls `sums` for sums of products (channels last), adds the bias and stores the result."""
+    """Append a step that computes `sums` (channels last), adds the bias and stores the result."""
     bias, filter_, operand, code = call.centred("bias"), call.operand("filter"), call.output(), call.integer("act")
     if not call.info.is_quantised:
         real = as_nhwc(call.real_out(), nchw)
@@ -42,7 +42,7 @@ def fully_connected(call: KernelCall) -> None:
 
 
 def _windows(call: KernelCall, g: WindowGeometry) -> Array:
-    """Return the windows of the centred image in NHWC, which is padded with zeros."""
+    """Return the windows of the centred, zero-padded image in NHWC."""
     return windows(pad_image(call, as_nhwc(call.centred("x"), g.nchw), g), g)
 
 
@@ -55,7 +55,7 @@ def conv_2d(call: KernelCall) -> None:
 
 
 def _unfolded_product(every: Array, matrix: Array) -> Array:
-    """Multiply windows, unfolded to rows, by a matrix; as many at a time as `_COLUMNS_BYTES` allow."""
+    """Multiply windows, unfolded to rows, by a matrix, with at most about `_COLUMNS_BYTES` of rows at a time."""
     batch, height, width = every.shape[:3]
     size, co = matrix.shape
     at_once = max(1, _COLUMNS_BYTES // (size * matrix.itemsize))
@@ -70,7 +70,7 @@ def _unfolded_product(every: Array, matrix: Array) -> Array:
 
 
 def depthwise_conv_2d(call: KernelCall) -> None:
-    """DEPTHWISE_CONV_2D: convolve each channel by itself, with `multiplier` results per channel."""
+    """DEPTHWISE_CONV_2D: convolve each channel separately, with `multiplier` results per channel."""
     _one, fh, fw, _ = call.dims("filter")
     g, multiplier = window_geometry(call, fh, fw), call.integer("multiplier")
     weights = call.centred("filter", lambda filter_: filter_.reshape(fh, fw, -1, multiplier))
@@ -86,7 +86,7 @@ def depthwise_conv_2d(call: KernelCall) -> None:
 
 
 def grouped_conv_2d(call: KernelCall) -> None:
-    """GROUPED_CONV_2D: convolve each group of channels with filters of its own."""
+    """GROUPED_CONV_2D: convolve each group of channels with its own filters."""
     co, fh, fw, _ = call.dims("filter")
     groups, g = call.integer("groups"), window_geometry(call, fh, fw)
     matrices = call.centred("filter", lambda filter_: filter_.reshape(groups, co // groups, -1).transpose(0, 2, 1))
@@ -95,7 +95,7 @@ def grouped_conv_2d(call: KernelCall) -> None:
 
 
 def transpose_conv_2d(call: KernelCall) -> None:
-    """TRANSPOSE_CONV_2D: add a multiple of the filter to the result for each element of the image."""
+    """TRANSPOSE_CONV_2D: for each element of the image, add the filter times the element to the result."""
     co, fh, fw, _ = call.dims("filter")
     g = transposed_axes(call, fh, fw)
     matrices = call.centred("filter", lambda filter_: filter_.transpose(1, 2, 3, 0))

@@ -1,4 +1,4 @@
-"""Kernels of elementwise functions of two tensors with broadcasting, and of SELECT."""
+"""Kernels of SELECT and of functions of two tensors, element by element with broadcasting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..call import KernelCall
 
 
 def binary(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a ufunc of two arguments. TENSOR_INT32 wraps around, without an activation."""
+    """Return the kernel of a ufunc of two arguments. TENSOR_INT32 wraps around and ignores the activation."""
 
     def kernel(call: KernelCall) -> None:
         if call.data_type is OperandType.TENSOR_INT32:
@@ -24,19 +24,19 @@ def binary(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def divide(call: KernelCall) -> None:
-    """DIV: integers are rounded down; an integer divided by 0 is 0."""
+    """DIV: the quotient of integers is rounded down, and 0 for a divisor of 0."""
     if call.data_type is not OperandType.TENSOR_INT32:
         call.do(np.divide, call.real("a"), call.real("b"), call.real_out())
         return
 
-    # NumPy's x // 0 is 0, too, but it checks numbers before it divides: a client must not change them in between.
+    # NumPy checks divisors for 0 and reads them again, so a client could change them in between.
     call.move(lambda a, b: np.floor_divide(a.copy(), b.copy()), call.array("a"), call.array("b"))
 
 
 def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a comparison: of real values if quantised, of truth values if boolean.
+    """Return the kernel of a comparison of numbers, real values of quantised data, or truth values.
 
-    Real values are rounded to float32, so that 3 x 0.1 is equal to 1 x 0.3 although scales are rounded.
+    Real values are rounded to float32, so that 3 x 0.1 equals 1 x 0.3.
     """
 
     def kernel(call: KernelCall) -> None:
@@ -53,7 +53,7 @@ def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def logical(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of two truth values; any byte but 0 is true."""
+    """Return the kernel of a function of two truth values. Any byte but 0 is true."""
 
     def kernel(call: KernelCall) -> None:
         call.move(function, call.array("a"), call.array("b"))
@@ -71,7 +71,7 @@ def prelu(call: KernelCall) -> None:
 
 
 def select(call: KernelCall) -> None:
-    """SELECT: elements of a if the condition is true, else of b."""
+    """SELECT: an element of a where the condition is true, else of b."""
 
     def function(condition: Array, a: Array, b: Array) -> Array:
         return np.where(condition != 0, a, b)

@@ -1,8 +1,8 @@
-"""Fixed-point arithmetic of 16-bit cells: products with 32-bit multipliers, sigmoid and tanh.
+"""Fixed-point arithmetic of LSTM cells with 16-bit gates.
 
-A gate has 3 binary digits before the point and 12 after it; results of sigmoid and tanh have 15 after it. A
-difference of 1 in a gate can become 8 in the cell's state, so states agree with other devices' only if each rounding
-does: the results are exactly those of 16-bit vector instructions. Arrays are int64.
+A gate has 3 binary digits before the point and 12 after it, a result of sigmoid or tanh 15 after it. A difference of 1
+in a gate can become 8 in the cell's state. So each rounding is that of 16-bit vector instructions, for states equal to
+other devices'. Arrays are int64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ....model.types import Array
 
 _ONE = 2**15 - 1
-"""The number 1 with 15 digits after the point, as near as int16 allows."""
+"""The int16 number nearest to 1, with 15 digits after the point."""
 
 
 def to_16_bits(values: Array) -> Array:
@@ -25,7 +25,7 @@ def to_16_bits(values: Array) -> Array:
 
 
 def divide(values: Array, digits: int) -> Array:
-    """Divide by 2^digits, rounding halves away from zero; negative `digits` multiply."""
+    """Divide by 2^digits, rounding halves away from zero. Negative `digits` multiply."""
     if digits <= 0:
         return values << -digits
     half = 1 << (digits - 1)
@@ -33,7 +33,7 @@ def divide(values: Array, digits: int) -> Array:
 
 
 def multiply(values: Array, factor: float) -> Array:
-    """Multiply 32-bit integers by a factor in two rounding steps: by its 31-bit fraction, then by a power of 2."""
+    """Multiply 32-bit integers by the factor's 31-bit fraction, then by its power of 2, rounding twice."""
     fraction, exponent = math.frexp(factor)
     return _multiply(values, round(fraction * 2**31), exponent)
 
@@ -45,10 +45,10 @@ def _multiply(values: Array, multiplier: Any, exponent: int) -> Array:
 
 
 def normalise(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
-    """Normalise each row to mean 0 and variance 1 with 10 digits after the point; multiply by weights, add bias.
+    """Normalise each row to mean 0 and variance 1, multiply by weights, and add a bias.
 
     Args:
-        gates: int16 numbers [rows, units] of any scale.
+        gates: int16 [rows, units], of any scale.
         weights: int16 [units], in units of `scale`.
         bias: int32 [units], in units of `scale` / 1024.
         scale: Scale of the weights.
@@ -69,7 +69,7 @@ def normalise(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
 
 
 def _inverse_root(variance: int) -> tuple[int, int]:
-    """Return multiplier and exponent of 1 / sqrt(variance), with NNAPI's rounding."""
+    """Return 1 / sqrt(variance) as multiplier and exponent, with NNAPI's rounding."""
     if variance == 1:
         return 2**31 - 1, 0
     shift = 12 - (31 - variance.bit_length()) // 2
@@ -78,7 +78,7 @@ def _inverse_root(variance: int) -> tuple[int, int]:
 
 
 def times(a: Any, b: Any) -> Array:
-    """Multiply numbers, one of them with 15 digits after the point; halves are rounded up."""
+    """Return a x b / 2^15, rounding halves up."""
     return np.asarray((a * b + (1 << 14)) >> 15)
 
 
@@ -95,7 +95,7 @@ def _exp_near_zero(a: Array) -> Array:
 
 
 def _exp(a: Array, whole: int) -> Array:
-    """Return exp(a) for a <= 0 with `whole` digits before the point, as a product of one power of e per digit."""
+    """Return exp(a) for a <= 0 with `whole` digits before the point, as a product of powers of e, one per digit."""
     after = 15 - whole
     quarter = 1 << (after - 2)
     near = (a & (quarter - 1)) - quarter
@@ -107,7 +107,7 @@ def _exp(a: Array, whole: int) -> Array:
 
 
 def _inverse(x: Array) -> Array:
-    """Return 2 / (1 + x) with 13 digits after the point, for 0 <= x <= 1, by three steps of Newton's method."""
+    """Return 2 / (1 + x) with 13 digits after the point, for 0 <= x <= 1, by three Newton steps."""
     half = (x + _ONE + 1) >> 1
     result = _constant(48 / 17, 13) + times(half, _constant(-32 / 17, 13))
     for _ in range(3):
@@ -117,7 +117,7 @@ def _inverse(x: Array) -> Array:
 
 @cache
 def _table(name: str, whole: int) -> Array:
-    """Return a function's result for each 16-bit number with `whole` binary digits before the point."""
+    """Return a function's result for each 16-bit number with `whole` digits before the point."""
     a = np.arange(-(2**15), 2**15)
     if name == "sigmoid":
         above = np.minimum(_inverse(_exp(-np.abs(a), whole)) << 1, _ONE)
@@ -130,10 +130,10 @@ def _table(name: str, whole: int) -> Array:
 
 
 def sigmoid(a: Array) -> Array:
-    """Return 1 / (1 + exp(-a)) of numbers with 3 digits before the point; 15 digits after the point."""
+    """Return 1 / (1 + exp(-a)), with 15 digits after the point, of numbers with 3 digits before it."""
     return np.asarray(_table("sigmoid", 3)[a + 2**15])
 
 
 def tanh(a: Array, whole: int = 3) -> Array:
-    """Return tanh of 16-bit numbers with `whole` digits before the point; 15 digits after the point."""
+    """Return tanh, with 15 digits after the point, of 16-bit numbers with `whole` digits before it."""
     return np.asarray(_table("tanh", whole)[a + 2**15])

@@ -1,4 +1,4 @@
-"""Kernels of image operations: moving blocks between depth, batch and space; resizing."""
+"""Kernels that resize images, or move blocks between depth, batch and space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .windows import as_nhwc
 
 
 def _move_image(call: KernelCall, function: Callable[[Array], Array]) -> None:
-    """Append a step that copies stored values from an NHWC view of x to an NHWC view of the output."""
+    """Append a step that applies `function` to the stored values of x in NHWC, and stores the result."""
     nchw = bool(call.integer("nchw", 0))
     out = as_nhwc(call.out(), nchw)
 
@@ -25,7 +25,7 @@ def _move_image(call: KernelCall, function: Callable[[Array], Array]) -> None:
 
 
 def move_blocks(call: KernelCall) -> None:
-    """Move blocks between depth, batch and space; padding is the zero of the image's type."""
+    """Move blocks between depth, batch and space. Padding is the image's zero point."""
     dims = as_nhwc(call.array("x"), bool(call.integer("nchw", 0))).shape
     pads = [(0, 0), *pad_widths(call, 2), (0, 0)] if call.count("pads") else []
     zero = call.operand("x").zero_point

@@ -24,7 +24,7 @@ def embedding_lookup(call: KernelCall) -> None:
 
 
 def hashtable_lookup(call: KernelCall) -> None:
-    """HASHTABLE_LOOKUP: rows of a table by key; a missing key gives zero bytes and no hit."""
+    """HASHTABLE_LOOKUP: rows of a table by key. A missing key gives zero bytes and a hit of 0."""
     out, hits = call.out(0), call.out(1)
 
     def function(lookups: Array, keys: Array, values: Array) -> None:
@@ -38,7 +38,7 @@ def hashtable_lookup(call: KernelCall) -> None:
 
 
 def lsh_projection(call: KernelCall) -> None:
-    """LSH_PROJECTION: each bit is the sign of a weighted sum of hashes, each over the bit's seed and a slice."""
+    """LSH_PROJECTION: each bit is the sign of a weighted sum of hashes of the bit's seed and a slice of the input."""
     kind = call.integer("kind")
     count, bits = call.dims("hash")
     powers = 1 << np.arange(bits - 1, -1, -1, dtype=np.int64)
@@ -63,7 +63,7 @@ def lsh_projection(call: KernelCall) -> None:
 
 
 def random_multinomial(call: KernelCall) -> None:
-    """RANDOM_MULTINOMIAL: draw from distributions given by logarithms; seeds of 0 become random ones."""
+    """RANDOM_MULTINOMIAL: draw from distributions, given as logarithms. Seeds of 0 become random."""
     samples = call.integer("samples")
 
     def function(logits: Array, seeds: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Kernels of normalisations along an axis or over an image. Sums are in float64."""
+"""Kernels of normalisations along an axis or over an image, with sums in float64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def l2_normalization(call: KernelCall) -> None:
 
 
 def local_response_normalization(call: KernelCall) -> None:
-    """x / (bias + alpha sum of squares)^beta, with the sum over a window of 2 radius + 1 elements of an axis."""
+    """LOCAL_RESPONSE_NORMALIZATION: x / (bias + alpha sum of squares)^beta over 2 radius + 1 elements of an axis."""
     size = call.array("x").shape[axis := call.axis("axis", call.array("x").ndim)]
     radius = min(call.integer("radius", least=0), size)
     bias, alpha, beta = (call.number(name) for name in ("bias", "alpha", "beta"))

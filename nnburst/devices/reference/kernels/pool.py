@@ -16,7 +16,7 @@ def _geometry(call: KernelCall) -> WindowGeometry:
 
 
 def max_pool_2d(call: KernelCall) -> None:
-    """MAX_POOL_2D of stored values, since a larger stored value is always a larger real one."""
+    """MAX_POOL_2D: compare stored values, which have the order of the real values."""
     g, out = _geometry(call), call.out()
     image = as_nhwc(call.array("x"), g.nchw)
     lowest = -np.inf if image.dtype.kind == "f" else np.iinfo(image.dtype).min
@@ -26,7 +26,7 @@ def max_pool_2d(call: KernelCall) -> None:
 
 
 def _cells(g: WindowGeometry) -> Array:
-    """Return the number of elements of each window that are inside the image, as [out h, out w, 1]."""
+    """Return the number of image elements in each window, without padding, as [out h, out w, 1]."""
 
     def counts(size: int, filter_: int, stride: int, head: int, out: int) -> Array:
         first = np.arange(out) * stride - head
@@ -44,7 +44,7 @@ def _mean(call: KernelCall, image: Array, g: WindowGeometry, out: Array) -> None
 
 
 def average_pool_2d(call: KernelCall) -> None:
-    """AVERAGE_POOL_2D: the divisor counts only elements inside the image."""
+    """AVERAGE_POOL_2D: mean of each window's elements, without padding."""
     g = _geometry(call)
     _mean(call, as_nhwc(call.real("x"), g.nchw), g, as_nhwc(call.real_out(), g.nchw))
 

@@ -16,7 +16,7 @@ _GATES = ("in", "forget", "cell", "out")
 
 
 def _readers(call: KernelCall, names: list[str]) -> dict[str, Callable[[], Array]]:
-    """Return, for each input with a value, a function that reads stored value minus zero point in int64."""
+    """Return, for each input with a value, a function that reads stored values minus zero point as int64."""
 
     def reader(name: str) -> Callable[[], Array]:
         array, zero_point = call.array(name), call.operand(name).zero_point
@@ -26,10 +26,10 @@ def _readers(call: KernelCall, names: list[str]) -> dict[str, Callable[[], Array
 
 
 def quantized_16bit_lstm(call: KernelCall) -> None:
-    """QUANTIZED_16BIT_LSTM: the cell state has 11 digits after the point, the output is in units of 1/128.
+    """QUANTIZED_16BIT_LSTM: the state has 11 binary digits after the point, the output is in units of 1/128.
 
-    A gate is the row (input, previous output) times the columns (recurrent weights, input weights). In these orders,
-    the first columns of the recurrent weights multiply the input, as on other devices.
+    As on other devices, a gate is the row (input, previous output) times the columns (recurrent weights, input
+    weights). So the first columns of the recurrent weights multiply the input.
     """
     names = [f"{kind}_{gate}" for kind in "wrb" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", *names])
@@ -37,7 +37,7 @@ def quantized_16bit_lstm(call: KernelCall) -> None:
     cell_out, out = call.out(0), call.out(1)
     (batch, inputs), units = call.dims("x"), call.dims("prev_out")[-1]
     shapes = {"w": (units, inputs), "r": (units, units), "b": (units,), "prev": (batch, units)}
-    for name in read:  # Side by side, weights of wrong sizes could fit by chance.
+    for name in read:  # Concatenated weights of wrong sizes could fit by chance.
         wanted = shapes.get(name.split("_")[0], (batch, inputs))
         if call.dims(name) != wanted:
             raise InvalidArgument(f"{name} has dimensions {list(call.dims(name))}; they must be {list(wanted)}")
@@ -62,8 +62,7 @@ def quantized_16bit_lstm(call: KernelCall) -> None:
 def quantized_lstm(call: KernelCall) -> None:
     """QUANTIZED_LSTM: int8 inputs and weights; each gate has a scale before its layer normalisation.
 
-    Products with inputs, outputs and the cell state are rounded to 16 bits one after the other. Without a projection,
-    the output is the stored hidden state.
+    Each product is rounded to 16 bits before the next is added. Without a projection, the output is the hidden state.
     """
     kinds = [f"{kind}_{gate}" for kind in "wrpbn" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", "proj", "proj_bias", *kinds])
@@ -119,6 +118,6 @@ def _digits(scale: float) -> int:
 
 
 def _clip(call: KernelCall, name: str, scale: float, most: int) -> tuple[int, int]:
-    """Return the smallest and the largest stored value within a clip limit; 0 is no limit."""
+    """Return the smallest and the largest stored value for a clip limit; 0 for no limit."""
     clip = call.number(name) / scale if call.given(name) else 0.0
     return (-int(min(clip, most)), int(min(clip, most))) if clip > 0 else (-most - 1, most)

@@ -1,4 +1,4 @@
-"""Kernels of recurrent operations in floating point. Cells compute in float64."""
+"""Kernels of recurrent operations in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[int, Function] = {
     4: np.tanh,
     6: sigmoid,
 }
-"""Activation functions of recurrent operations by code: the fused ones, sigmoid and tanh."""
+"""Activation functions of recurrent operations, by code."""
 
 
 def _activation(call: KernelCall) -> Function:
@@ -52,7 +52,7 @@ def _given(call: KernelCall, names: Iterable[str]) -> dict[str, Array]:
 
 
 def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Iterable[Array]]) -> None:
-    """Append a call of a function that computes the operation's results, in order, from all inputs in float64."""
+    """Append a call of a function that computes all results, in order, from the inputs in float64."""
     outs = [call.out(which) for which in range(len(call.operation.outputs))]
 
     def step() -> None:
@@ -69,8 +69,8 @@ def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Itera
 class _Cell(NamedTuple):
     """A recurrent cell: the names of its inputs and states, and its step function.
 
-    `step` returns the next states. Its arguments are the inputs, an element of the sequence, the states, and an
-    element of a second sequence or None. The first state is the output.
+    The arguments of `step` are the inputs, an element of the sequence, the states, and an element of the auxiliary
+    sequence or None. `step` returns the next states, first the output.
     """
 
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ class _Cell(NamedTuple):
         return tuple(i[name] for name in self.states)
 
     def run(self, i: Inputs, x: Array, aux: Array | None = None, *, backward: bool = False) -> tuple[Array, _States]:
-        """Run the cell over a sequence; return the outputs in the order of the sequence, and the last states."""
+        """Run the cell over a sequence. Return the outputs in the sequence's order, and the last states."""
         states, outputs = self.begin(i), dict[int, Array]()
         for t in range(len(x))[::-1] if backward else range(len(x)):
             states = self.step(i, x[t], states, None if aux is None else aux[t])
@@ -147,7 +147,7 @@ def rnn(call: KernelCall) -> None:
 
 
 def lstm(call: KernelCall) -> None:
-    """LSTM. The first output is scratch space of other implementations, here zeros."""
+    """LSTM, whose first output (scratch space of other implementations) is zeros."""
     cell = _lstm_cell(call)
 
     def function(i: Inputs) -> Iterable[Array]:
@@ -158,7 +158,7 @@ def lstm(call: KernelCall) -> None:
 
 
 def svdf(call: KernelCall) -> None:
-    """SVDF. Each filter stores its last results: the newest takes the last place, then all move by one."""
+    """SVDF, whose state is the last results of each filter, oldest first."""
     activation, rank = _activation(call), call.integer("rank")
     filters, memory = call.dims("w_time")
 
@@ -176,7 +176,7 @@ def svdf(call: KernelCall) -> None:
 
 
 def _in_time(array: Array, time_major: bool) -> Array:
-    """Return a view with the axis of steps moved to the front, or back again."""
+    """Return a view with the time axis moved to the front, or back again."""
     return array if time_major else array.swapaxes(0, 1)
 
 
@@ -196,9 +196,9 @@ def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
 
 
 def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
-    """Return the kernel that runs one cell forwards and one backwards.
+    """Return the kernel that runs a forward and a backward cell.
 
-    Both cells read an auxiliary sequence if it has weights; without weights the backward cell reads it in place of x.
+    If an auxiliary sequence has weights, both cells read it. Without weights, the backward cell reads it in place of x.
     """
 
     def kernel(call: KernelCall) -> None:

@@ -13,7 +13,7 @@ from ..call import KernelCall
 def _reduction(
     function: Callable[[Array, tuple[int, ...]], Array], *, of_real: bool = False
 ) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of an array, with real or stored values, and the reduced axes."""
+    """Return the kernel of a function of the input, in real or stored values, and the axes to reduce."""
 
     def kernel(call: KernelCall) -> None:
         axes, shape = call.axes("axes", call.array("x").ndim), call.out().shape
@@ -32,7 +32,7 @@ def reduce_floats(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def reduce_stored(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a minimum or maximum, which compares stored values as if they were real ones."""
+    """Return the kernel of a minimum or maximum, which compares stored values."""
     return _reduction(function.reduce)
 
 
@@ -42,7 +42,7 @@ def reduce_truth(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def argument(function: Callable[[Array, int], Array]) -> Callable[[KernelCall], None]:
-    """Return the kernel of ARGMAX or ARGMIN; the first index wins a tie."""
+    """Return the kernel of ARGMAX or ARGMIN, which returns the first of equal elements."""
 
     def kernel(call: KernelCall) -> None:
         axis, shape = call.axis("axis", call.array("x").ndim), call.out().shape
@@ -52,7 +52,7 @@ def argument(function: Callable[[Array, int], Array]) -> Callable[[KernelCall], 
 
 
 def topk(call: KernelCall) -> None:
-    """TOPK_V2: the k largest elements along the last axis, descending; the last of equal elements comes first."""
+    """TOPK_V2: the k largest elements along the last axis, descending. Of equal elements, the last comes first."""
     k, values, indices = call.integer("k"), call.out(0), call.out(1)
 
     def function(x: Array) -> None:

@@ -1,4 +1,4 @@
-"""Kernels of regions of interest (small images cut out of a large one) and of key points in heat maps."""
+"""Kernels of regions of interest in images, and of key points in heat maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .boxes import real_values
 from .windows import as_nhwc
 
 _MOST_SAMPLES = 1 << 12
-"""Largest number of samples of a bin along one axis; more would not change its mean."""
+"""Largest number of samples of a bin along an axis. More samples would not change the mean."""
 _LARGEST_STEP = 1.5
 _SINGULAR = 1e-5
 
@@ -22,7 +22,7 @@ _SINGULAR = 1e-5
 def _each_region(
     call: KernelCall, image: Array, out: Array, fill: Callable[[Array, tuple[float, ...], Array], None]
 ) -> None:
-    """Append a step that fills the part of the output for each region, which is given in pixels of the image."""
+    """Append a step that calls `fill` for each region, in pixels, with its image and its part of the output."""
     nchw = bool(call.integer("nchw"))
     ratios = np.array([call.number("ratio_w"), call.number("ratio_h")] * 2)
     to_pixels = real_values(call, "roi")
@@ -43,7 +43,7 @@ def _each_region(
 
 
 def roi_align(call: KernelCall) -> None:
-    """ROI_ALIGN: each bin is the mean of samples between its pixels."""
+    """ROI_ALIGN: each bin is the mean of samples, interpolated between pixels."""
     samples = [call.integer(name) for name in ("samples_h", "samples_w")]
 
     def fill(image: Array, region: tuple[float, ...], out: Array) -> None:
@@ -59,11 +59,11 @@ def roi_align(call: KernelCall) -> None:
 
 
 def _bin(start: float, end: float, bins: int, which: int, count: int, size: int) -> tuple[slice, Array]:
-    """Return the pixels that a bin touches along one axis, and their weights in its mean.
+    """Return the pixels that a bin touches along an axis, and their weights in the bin's mean.
 
     Args:
-        end: End of the region, which has a length of at least one pixel.
-        count: Samples in a bin; 0 for one per pixel.
+        end: End of the region. A region shorter than a pixel is extended to one pixel.
+        count: Number of samples in a bin; 0 for one per pixel.
     """
     length = max(end - start, 1.0) / bins
     count = min(count or int(np.ceil(length)), _MOST_SAMPLES)
@@ -77,7 +77,7 @@ def _bin(start: float, end: float, bins: int, which: int, count: int, size: int)
 
 
 def roi_pooling(call: KernelCall) -> None:
-    """ROI_POOLING: each bin is the maximum of its pixels; borders are rounded outwards, an empty bin is 0."""
+    """ROI_POOLING: each bin, with borders rounded outwards, is the maximum of its pixels, or 0 without pixels."""
     zero = call.operand("x").zero_point
 
     def borders(start: float, end: float, bins: int, size: int) -> tuple[Array, Array]:
@@ -99,7 +99,7 @@ def roi_pooling(call: KernelCall) -> None:
 
 
 def heatmap_max_keypoint(call: KernelCall) -> None:
-    """HEATMAP_MAX_KEYPOINT: the highest element of each heat map, moved to the top of a parabola around it."""
+    """HEATMAP_MAX_KEYPOINT: the top of a parabola around the highest element of each heat map."""
     nchw = bool(call.integer("nchw"))
     scores, points = call.real_out(0), call.real_out(1)
     to_pixels = real_values(call, "boxes")
@@ -126,7 +126,7 @@ def _top(picture: Array, row: int, column: int) -> tuple[float, float, float]:
     last = len(picture) - 1
 
     def around(centre: int) -> list[int]:
-        """Return neighbours; beyond the border, the neighbours on the other side."""
+        """Return the positions of neighbours, mirrored at the border."""
         return [centre - 1 if centre else 1, centre, centre + 1 if centre < last else last - 1]
 
     g = picture[np.ix_(around(row), around(column))]

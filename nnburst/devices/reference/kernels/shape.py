@@ -13,25 +13,25 @@ from ..call import KernelCall, encode_table
 
 
 def copy(call: KernelCall) -> None:
-    """RESHAPE, SQUEEZE, EXPAND_DIMS: the same elements in the same order."""
+    """RESHAPE, SQUEEZE, EXPAND_DIMS: copy all elements in order."""
     call.do(np.copyto, call.out().reshape(-1), call.array("x").reshape(-1))
 
 
 def transpose(call: KernelCall) -> None:
-    """TRANSPOSE: without a permutation the axes are reversed."""
+    """TRANSPOSE: permute the axes; reverse them if no permutation is given."""
     perm = tuple(call.integers("perm")) if call.given("perm") else None
     call.do(np.copyto, call.out(), call.array("x").transpose(perm))
 
 
 def slice_(call: KernelCall) -> None:
-    """SLICE: a box out of x."""
+    """SLICE: copy a box of x."""
     x = call.array("x")
     box = tuple(slice(first, first + length) for first, length in slice_bounds(call, x.shape))
     call.do(np.copyto, call.out(), x[box])
 
 
 def strided_slice(call: KernelCall) -> None:
-    """STRIDED_SLICE: every n-th element of each axis."""
+    """STRIDED_SLICE: every n-th element along each axis."""
     x, out = call.array("x"), call.out()
     ranges, _ = strided_slices(call, x.shape)
     box = tuple(slice(r.start, r.stop if r.stop >= 0 else None, r.step) for r in ranges)
@@ -39,7 +39,7 @@ def strided_slice(call: KernelCall) -> None:
 
 
 def concatenation(call: KernelCall) -> None:
-    """CONCATENATION: a table converts quantised inputs to the output's quantisation."""
+    """CONCATENATION: join the inputs. Tables convert quantised inputs to the output's quantisation."""
     out, target = call.out(), call.output()
     axis, first = call.axis("axis", out.ndim), 0
     for which in range(call.count("x")):
@@ -54,7 +54,7 @@ def concatenation(call: KernelCall) -> None:
 
 
 def split(call: KernelCall) -> None:
-    """SPLIT: equal parts of an axis."""
+    """SPLIT: cut an axis into equal parts."""
     x, count = call.array("x"), call.integer("parts")
     for which, part in enumerate(np.split(x, count, call.axis("axis", x.ndim))):
         call.do(np.copyto, call.out(which), part)
@@ -67,7 +67,7 @@ def tile(call: KernelCall) -> None:
 
 
 def pad(call: KernelCall) -> None:
-    """PAD, with the zero of the type, and PAD_V2, with a given value (for quantised data, a stored value)."""
+    """PAD with the zero point, PAD_V2 with a given value (a stored value for quantised data)."""
     x, out = call.array("x"), call.out()
     value: Any = call.operand("x").zero_point if call.info.is_quantised else 0
     if call.count("value"):
@@ -98,7 +98,7 @@ def gather(call: KernelCall) -> None:
 
 
 def channel_shuffle(call: KernelCall) -> None:
-    """CHANNEL_SHUFFLE: transpose an axis that is viewed as [groups, rest]."""
+    """CHANNEL_SHUFFLE: view an axis as [groups, rest], and transpose the view."""
     x, groups = call.array("x"), call.integer("groups")
     axis = call.axis("axis", x.ndim)
     split_ = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
@@ -106,7 +106,7 @@ def channel_shuffle(call: KernelCall) -> None:
 
 
 def fill(call: KernelCall) -> None:
-    """FILL: one value everywhere."""
+    """FILL: set all elements to one value."""
     out = call.out()
     call.do(lambda value: out.fill(value.reshape(-1)[0]), call.array("value"))
 
