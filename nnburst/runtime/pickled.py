@@ -9,11 +9,12 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from msgspec.structs import asdict, replace
 
 from .._core.leaving import process_lock
+from ..errors import NNBurstError
 from ..model.types import Model
 from .compile.model_files import in_memory, is_name
 from .service import Service
@@ -23,19 +24,39 @@ if TYPE_CHECKING:
     from .session import Session
 
 T = TypeVar("T", "Service", "Session")
-Arguments = tuple[Any, ...]
-Reduced = tuple[Callable[..., Any], Arguments]
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
-_MOST = 64
-_known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=_MOST)
+_known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=64)
 """(process id, pickle, reference) of each session and service that this process has pickled or unpickled."""
 _opening = process_lock()  # locked while a session or service is opened
+
+
+class Unopened:
+    """A session or service that could not be opened when its pickle was read. Each use raises the error.
+
+    Reading the pickle does not: that would end a worker of `multiprocessing.Pool`, whose caller then waits for ever.
+    """
+
+    def __init__(self, error: NNBurstError, reduced: Reduced) -> None:
+        self._error, self._reduced = error, reduced
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else self._error
+
+    def __enter__(self, *_: object) -> NoReturn:
+        raise self._error
+
+    __exit__ = __enter__
+
+    def __reduce__(self) -> Reduced:
+        """Pickle what was read: another process, and a copy, open it if they can."""
+        return self._reduced
 
 
 def of_service(service: Service) -> Reduced:
     """Return the function and arguments that reopen a connected service."""
     assert service.shared is not None
-    return _noted(service, (connected, service.shared), service.opened_in)
+    return read, _noted(service, (connected, service.shared), service.opened_in)
 
 
 def of_session(session: Session) -> Reduced:
@@ -52,7 +73,15 @@ def of_session(session: Session) -> Reduced:
     elif isinstance(model, str) and not is_name(model):
         model = os.path.abspath(model)  # another process can have another directory
     arguments = service.shared, model, pools, tuple(sorted(given.items()))
-    return _noted(session, (opened, arguments), service.opened_in)
+    return read, _noted(session, (opened, arguments), service.opened_in)
+
+
+def read(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return what a pickle stands for, with `Unopened` in place of an error."""
+    try:
+        return make(*arguments)
+    except NNBurstError as error:
+        return Unopened(error, (read, (make, arguments)))
 
 
 def connected(*arguments: Any) -> Service:
