@@ -147,9 +147,11 @@ def declare(
             raise InvalidArgument(f"{what} is {tensors!r}; give a list of nnburst.Tensor(name, dtype, shape)")
     if name is not None and (not isinstance(name, str) or name.lower().endswith(_FILES)):
         raise InvalidArgument(f"name is {name!r}; give a string that does not end as a file's: {' or '.join(_FILES)}")
+    if not isinstance(needs, Needs):
+        raise InvalidArgument(f"needs is {needs!r}; give nnburst.Needs(…)")
     names = [tensor.name for tensor in (*inputs, *outputs)]
-    if not outputs or len(set(names)) != len(names):
-        raise InvalidArgument(f"a function needs outputs, and names of their own for all tensors, not {names}")
+    if not outputs or not all(isinstance(each, str) for each in names) or len(set(names)) != len(names):
+        raise InvalidArgument(f"a function needs outputs, and its tensors need names of their own, not {names}")
     for tensor in (*inputs, *outputs):
         try:
             element_of(tensor.element, f"tensor {tensor.name!r}")
@@ -168,14 +170,18 @@ def declare(
     def decorate(function: Function) -> Function:
         own_name = getattr(function, "__name__", type(function).__name__)  # A callable object has no `__name__`.
         declaration = Declaration(name or own_name, tuple(inputs), tuple(outputs), needs)
-        function.__nnburst__ = declaration  # type: ignore[attr-defined]
+        try:
+            function.__nnburst__ = declaration  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):
+            what = f"{own_name!r}, a {type(function).__name__}, has no room for a declaration"
+            raise InvalidArgument(f"{what}; declare a function that calls it") from None
         return function
 
     return decorate
 
 
 def _is_dimension(size: object) -> bool:
-    return size is None or isinstance(size, str) or (isinstance(size, int) and 0 <= size < 2**32)
+    return size is None or isinstance(size, str) or (type(size) is int and 0 <= size < 2**32)
 
 
 class SentFunction(Struct, frozen=True):
@@ -236,20 +242,20 @@ class SentFunction(Struct, frozen=True):
     def load(self) -> Callable[..., Any]:
         """Unpickle and return the function."""
         try:
-            function: Callable[..., Any] = pickle.loads(self.code)
+            return pickle.loads(self.code)  # type: ignore[no-any-return]
         except Exception as error:
-            raise GeneralFailure(
-                f"function {self.declaration.name!r} cannot be read in its service: {type(error).__name__}: {error}; "
-                "its sandbox has the modules of this program, except those in the home directory itself: move such a "
-                "module into a folder"
-            ) from error
-        return function
+            why = failure_of(error).reason
+            if isinstance(error, ImportError | AttributeError):
+                why += "; its sandbox has the modules of this program, except those in the home directory itself: move "
+                why += "such a module into a folder"
+            raise GeneralFailure(f"function {self.declaration.name!r} cannot be read in its service: {why}") from error
 
 
 def encode_functions(functions: object) -> bytes:
     """Encode one or several declared functions for a service; raises the same errors as `SentFunction.of`."""
-    several = functions if isinstance(functions, Iterable) and not callable(functions) else (functions,)
-    return msgspec.msgpack.encode([SentFunction.of(function) for function in several])
+    if not isinstance(functions, Iterable) or isinstance(functions, str) or callable(functions):
+        functions = (functions,)
+    return msgspec.msgpack.encode([SentFunction.of(function) for function in functions])
 
 
 def decode_functions(data: bytes) -> list[SentFunction]:
@@ -311,7 +317,8 @@ class FunctionDevice(LocalDevice):
     def compile(self, model: Model) -> FunctionModel:
         function = self._find(model)
         assert function is not None
-        return FunctionModel(model, function.load() if isinstance(function, SentFunction) else function, self._tracker)
+        call = function.load() if isinstance(function, SentFunction) else function
+        return FunctionModel(model, self._tracker, declaration_of(function), call)
 
     def _find(self, model: Model) -> Callable[..., Any] | SentFunction | None:
         """Return the function of a model from `import_model`; None for any other model."""
@@ -324,10 +331,9 @@ class FunctionDevice(LocalDevice):
 class FunctionModel(LocalModel):
     """A function that is ready to run."""
 
-    def __init__(self, model: Model, function: Callable[..., Any], tracker: BufferTracker) -> None:
+    def __init__(self, model: Model, tracker: BufferTracker, declared: Declaration, call: Callable[..., Any]) -> None:
         super().__init__(model, tracker)
-        self.function = function
-        self.declaration = declaration_of(function)
+        self.declaration, self.function = declared, call
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Return a kernel that calls the function with arrays over the request's memory."""
@@ -360,7 +366,7 @@ class FunctionModel(LocalModel):
 
 def _client_error(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
     """Return the client's error for an exception, with the line of the function's file that raised it."""
-    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
     at = ([place for place in lines if place[0] == file] or lines)[-1:]
     where = "".join(f" ({path}, line {line})" for path, line in at)
@@ -453,8 +459,7 @@ def _load(target: str) -> Callable[..., Any]:
             f"{target}: {what}; it has the declared functions {sorted(declared)}. To declare one, put "
             "@nnburst.declare(inputs=[…], outputs=[…]) above it"
         )
-    function: Callable[..., Any] = found[attribute]
-    return function
+    return found[attribute]  # type: ignore[no-any-return]
 
 
 def _file(target: str, path: str) -> ModuleType:
@@ -473,9 +478,7 @@ def _file(target: str, path: str) -> ModuleType:
 
 def declaration_of(function: Callable[..., Any] | SentFunction) -> Declaration:
     """Return a function's declaration. Raises `AttributeError` if it has none."""
-    declaration = function.__nnburst__  # type: ignore[union-attr]
-    assert isinstance(declaration, Declaration)
-    return declaration
+    return function.__nnburst__  # type: ignore[union-attr]
 
 
 def _model(declaration: Declaration) -> Model:

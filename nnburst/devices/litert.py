@@ -103,7 +103,7 @@ class LitertDevice(LocalDevice):
         imported = network.model.main
         if model.main != replace(imported, operands=(model.main.operands[0], *imported.operands[1:])):
             raise InvalidArgument("the operands are not those that the file was imported with")
-        return FunctionModel(model, network, self._tracker)
+        return FunctionModel(model, self._tracker, network.__nnburst__, network)
 
 
 class _Network:
@@ -122,6 +122,7 @@ class _Network:
         try:
             self._interpreter = _interpreters().Interpreter(model_content=data, num_threads=threads or None)
             signatures = self._interpreter.get_signature_list()
+            inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         except (ValueError, RuntimeError) as error:
             raise InvalidArgument(f"LiteRT cannot read this as a .tflite file: {error}") from None
         if signature and signature not in signatures:
@@ -131,7 +132,6 @@ class _Network:
                 f"the model has the signatures {sorted(signatures)}; choose one: device='nnburst-litert:signature=…'"
             )
         self._runner = None
-        inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         self._inputs: Details = {each["name"]: each for each in inputs}
         self._outputs: Details = {each["name"]: each for each in outputs}
         if for_runs and all(size > 0 for each in inputs for size in each["shape_signature"]):

@@ -153,6 +153,8 @@ def test_hostile_files_end_in_errors_and_at_worst_their_service() -> None:
             pass
     with nnburst.Session(whole) as session:
         assert session.run(None, {"x": np.ones((1, 2), np.float32)})[0].tolist() == [[2, 2]]
+    with nnburst.in_process(devices=[DEVICE]) as service, pytest.raises(InvalidArgument, match=r"cannot read.*utf-8"):
+        service.session(doubled((1, 2)).replace(b"t1", b"\xff1"))
 
 
 @needs_litert

@@ -281,16 +281,19 @@ def test_model_that_is_not_as_imported_is_refused(service: nnburst.Service) -> N
 
 def test_declaration_of_what_cannot_be_passed_is_refused() -> None:
     x, y = Tensor("x", "float32"), Tensor("y", "float32")
-    for inputs, outputs in (([x], []), ([x], [x]), ([x, x], [y])):
+    unnamed: Any = Tensor(3, "float32")  # type: ignore[arg-type]
+    for inputs, outputs in (([x], []), ([x], [x]), ([x, x], [y]), ([unnamed], [y])):
         with pytest.raises(InvalidArgument, match="names of their own"):
             declare(inputs=inputs, outputs=outputs)
     for dtype in ("U5", "object", "float33", None):
         with pytest.raises(InvalidArgument, match=rf"^tensor 's' has dtype {dtype!r}; give that of numbers"):
             declare(inputs=[Tensor("s", dtype)], outputs=[y])
     wrong: Any
-    for wrong in (3, "n", (-1,), (2**32,), (1.0,), (np.int64(3),)):
+    for wrong in (3, "n", (-1,), (2**32,), (1.0,), (np.int64(3),), (True,)):
         with pytest.raises(InvalidArgument, match=r"^tensor 's' has shape .*; give its dimensions in a tuple"):
             declare(inputs=[Tensor("s", "float32", wrong)], outputs=[y])
+    with pytest.raises(InvalidArgument, match=r"^needs is '/etc'; give nnburst\.Needs"):
+        declare(inputs=[x], outputs=[y], needs="/etc")  # type: ignore[arg-type]
     for wrong in (x, "x", ["x"], None, iter([x])):
         with pytest.raises(InvalidArgument, match=r"^inputs is .*; give a list of nnburst\.Tensor\(name"):
             declare(inputs=wrong, outputs=[y])

@@ -148,10 +148,8 @@ def checked_source(
             model, examples = from_torch(model, examples, device), None
     if examples is not None:
         raise InvalidArgument("example_inputs are for torch modules: other models say what they take")
-    if isinstance(model, Model | str | bytes):
-        return model, b""
-    if isinstance(model, os.PathLike):
-        return os.fspath(model), b""
+    if isinstance(model, Model | str | bytes | os.PathLike):
+        return model if isinstance(model, Model) else os.fspath(model), b""
     if not callable(model):
         raise InvalidArgument(
             f"model is a {type(model).__name__}; give a path, the bytes of a file (SerializeToString() of onnx), what "
