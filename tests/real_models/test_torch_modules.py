@@ -86,6 +86,13 @@ def test_module_without_fitting_examples_or_outputs_is_refused(module: Any, exam
         nnburst.Session(module, examples)
 
 
+def test_module_that_cannot_be_sent_says_what_to_give() -> None:
+    with pytest.raises(InvalidArgument, match="a ScriptModule; give the module that it was made from"):
+        nnburst.Session(torch.jit.trace(torch.nn.Linear(4, 2), X), X)
+    with pytest.raises(InvalidArgument, match="example 'y' is 3; give a tensor"):
+        nnburst.Session(Net(), (X, 3), device=FUNCTION)
+
+
 def test_bits_of_types_that_numpy_lacks_go_in() -> None:
     class Sum(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, x: Any) -> Any:

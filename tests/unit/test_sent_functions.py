@@ -18,6 +18,7 @@ from msgspec.structs import replace
 import nnburst
 from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OperandType, Tensor
 from nnburst.devices.function import SentFunction
+from nnburst.runtime.request.node_args import as_array
 from support.processes import run_python
 from support.services import shared_service
 from support.waiting import until
@@ -93,11 +94,26 @@ def test_launched_service_has_functions_by_their_names() -> None:
             service.session(plus(1))
 
 
+def test_function_of_a_library_is_declared_by_the_program_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np.flip, "__nnburst__", None, raising=False)  # undone with what `declare` sets
+    with nnburst.Session(declared(np.flip)) as session:
+        assert session.run(None, ONE) == [1]
+
+
+@pytest.mark.parametrize("function", [ONE.get, len, int])
+def test_function_with_no_room_for_a_declaration_says_what_to_do(function: Any) -> None:
+    says = rf"'{function.__name__}', a \w+, has no room for a declaration; declare a function that calls it"
+    with pytest.raises(InvalidArgument, match=says):
+        declared(function)
+
+
 def test_two_of_one_name_and_a_device_of_functions_beside_them_are_refused() -> None:
     with pytest.raises(DeviceUnavailable, match="there is a function 'add' already"):
         nnburst.launch(functions=[plus(1), plus(2)])
     with pytest.raises(InvalidArgument, match="function 3 does not say what it takes and gives"):
         nnburst.launch(functions=3)
+    with pytest.raises(InvalidArgument, match=r"function 'filters\.py:edges' does not say"):
+        nnburst.launch(functions="filters.py:edges")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="name the functions there, or give functions=, not both"):
         nnburst.launch(devices=["nnburst-function:call=a.py:f"], functions=plus(1))
 
@@ -206,7 +222,8 @@ def test_pickle_of_a_function_is_read_in_the_sandbox(sandbox: Any, tmp_path: Pat
     if sandbox == "off":
         opened()
     else:
-        with pytest.raises(GeneralFailure, match=r"'<lambda>' cannot be read in its service: PermissionError"):
+        says = r"'<lambda>' cannot be read in its service: PermissionError.*: the sandbox .* @declare\(needs="
+        with pytest.raises(GeneralFailure, match=says):
             opened()
     assert (tmp_path / "made").exists() is (sandbox == "off")
 
@@ -294,6 +311,18 @@ def test_tensor_of_a_gpu_is_refused_by_name_with_the_remedy() -> None:
             session.run(None, {"x": tensor})
         with pytest.raises(InvalidArgument, match=f"^memory of {says}"):
             session.bind(memory={"x": tensor})
+
+
+def test_array_without_a_device_is_refused_with_its_own_words() -> None:
+    class Deleted(Foreign):
+        def __dlpack__(self, **more: Any) -> Any:
+            raise RuntimeError("it has been deleted")
+
+        def __dlpack_device__(self) -> Any:
+            raise TypeError
+
+    with pytest.raises(InvalidArgument, match=r"^input 'x' cannot be made an array: it has been deleted$"):
+        as_array(Deleted(ONE), "input 'x'")
 
 
 def test_arrays_with_dlpack_go_in_and_come_out_without_a_copy() -> None:

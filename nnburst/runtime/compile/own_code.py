@@ -46,6 +46,8 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
             "a torch module does not say what it takes: give example inputs, Session(module, tensor), or several in a "
             "tuple or in a dict"
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InvalidArgument("torch neither exports nor pickles a ScriptModule; give the module that it was made from")
     args = [] if isinstance(examples, Mapping) else [*examples] if isinstance(examples, tuple | list) else [examples]
     kwargs = dict(examples) if isinstance(examples, Mapping) else {}
     names = [*_parameters(module, len(args)), *kwargs]
@@ -55,9 +57,8 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
         with torch.no_grad():
             answer = module(*args, **kwargs)
         outputs = _tensors(answer)
-        if device == _FUNCTIONS or (device is None and _ONNX not in DEFAULT_DEVICES):
-            why = ""
-        else:
+        why = ""
+        if device != _FUNCTIONS and (device or _ONNX in DEFAULT_DEVICES):
             try:
                 return _exported(module, tuple(args), kwargs, names, [*outputs])
             except Exception as error:
@@ -126,6 +127,8 @@ def _tensors(answer: Any) -> dict[str, torch.Tensor]:
 
 
 def _described(name: str, tensor: torch.Tensor) -> Tensor:
+    if not hasattr(tensor, "dtype"):
+        raise InvalidArgument(f"example {name!r} is {tensor!r}; give a tensor")
     return Tensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
@@ -182,8 +183,9 @@ def as_array(value: Any, what: str) -> Array:
             return np.from_dlpack(value)
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        is_elsewhere = hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] != _DLPACK_CPU
-        remedy = "; copy it to the CPU first" * is_elsewhere
+        remedy = ""
+        with contextlib.suppress(Exception):  # a deleted array has no device, and torch's meta device no number
+            remedy = "; copy it to the CPU first" * (value.__dlpack_device__()[0] != _DLPACK_CPU)
         raise InvalidArgument(f"{what} cannot be made an array: {error}{remedy}") from None
 
 
