@@ -197,7 +197,6 @@ class BoundBuffers:
 
 
 def bind_buffers(prepared: LocalModel, request: Request) -> BoundBuffers | None:
-    """Return the buffers of a valid request; None if it has none."""
     if not any(isinstance(pool, BufferId) for pool in request.pools):
         return None
     return BoundBuffers(prepared, request)

@@ -26,7 +26,6 @@ _log = logging.getLogger("nnburst.cache")
 
 @cache
 def _library_digest() -> bytes:
-    """Return the digest of this package's native library."""
     digest = hashlib.sha256()
     for path in sorted(Path(_core.__file__).parent.glob("_nnburst*.so")):
         digest.update(path.read_bytes())

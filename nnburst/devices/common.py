@@ -57,7 +57,6 @@ def check_preparation(job: CompileJob) -> None:
 
 
 def all_extensions(devices: Sequence[Device]) -> tuple[Extension, ...]:
-    """Return the extensions of several devices without duplicates."""
     found = {extension.name: extension for device in devices for extension in device.get_supported_extensions()}
     return tuple(found.values())
 
@@ -124,7 +123,6 @@ def call_by_name(
 
 
 def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
-    """Return the extension of models from `call_by_name`."""
     return Extension(name, (ExtensionOperandType(0, is_tensor=False, byte_size=0), *types))
 
 

@@ -23,7 +23,6 @@ def deadline_passed(deadline_ns: int) -> bool:
 
 
 def require_time(deadline_ns: int) -> None:
-    """Raise `MissedDeadline` if a deadline has passed."""
     if deadline_passed(deadline_ns):
         raise MissedDeadline("the deadline has passed; give it more time")
 

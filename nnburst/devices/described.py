@@ -30,7 +30,6 @@ class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, device: Device) -> DeviceInfo:
-        """Ask a device for its properties."""
         return cls(
             name=device.name,
             version_string=device.version_string,

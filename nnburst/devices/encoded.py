@@ -69,7 +69,6 @@ Value = EncodedTensor | EncodedMap | EncodedSequence | None
 
 
 def tensor_nbytes(element: ElementType, shape: Sequence[int]) -> int:
-    """Return the size of a numeric tensor in bytes."""
     count = element_count(shape)
     return -(-count * element.bits // 8) if element.bits else count * element.itemsize
 

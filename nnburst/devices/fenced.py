@@ -171,7 +171,6 @@ class LocalFenced(FencedExecution):
                 raise MissedDeadline(f"the deadline passed before {waited} was signalled; give it more time")
 
     def _milliseconds(self) -> int | None:
-        """Return the milliseconds until the deadline, rounded up."""
         deadline = self._options.deadline_ns
         if not is_limit(deadline):
             return None

@@ -115,7 +115,6 @@ class PartitionedDevice(Device):
         return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
 
     def cost(self, model: Model, steps: Sequence[Step], capabilities: Sequence[Capabilities]) -> float:
-        """Return the cost of all parts, with the transitions."""
         total = 0.0
         for step in steps:
             speed = capabilities[self.devices.index(step.device)]
@@ -166,7 +165,6 @@ class PartitionedModel(PreparedModel):
     # ---- requests --------------------------------------------------------------------------------------------
 
     def scratch(self) -> Memory:
-        """Return a pool for the values between parts."""
         return Memory.ashmem(max(1, self.scratch_size), "nnburst-parts")
 
     def requests(self, request: Request, scratch: Memory) -> list[Request]:

@@ -115,7 +115,6 @@ class Plan:
 
 
 def pool_of(request: Request, argument: RequestArgument) -> MemoryLike:
-    """Return the pool of an argument of a request."""
     pool = request.pools[argument.location.pool_index]
     assert not isinstance(pool, Named)  # Views have replaced all buffers.
     return pool

@@ -159,7 +159,6 @@ class ResilientDevice(DescribedDevice):
 
 
 def _close(device: Device) -> None:
-    """Close a replaced device, ignoring errors."""
     try:
         device.close()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Models and requests: operand and operation tables, values, the builder, validation."""
+"""Models and requests: their types, the operation table, the builder, and validation."""
 
 from __future__ import annotations
 

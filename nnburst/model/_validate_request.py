@@ -17,17 +17,16 @@ _READ, _WRITE = 1, 2
 
 
 def validate_request(model: Model, request: Request, allow_unspecified_output: bool = True) -> None:
-    """Check a request against its model before anything runs.
+    """Check a request against its model before the run.
 
-    Sizes and offsets are unbounded integers here: nothing wraps. A pool of size 0 (an image, a device's buffer) is
-    used as a whole: offset and length are 0.
+    Python's integers are unbounded, so sizes and offsets cannot overflow. A pool of size 0 (an image, or a device's
+    buffer) is used as a whole, with offset and length 0.
 
     Args:
-        allow_unspecified_output: True if outputs may leave dimensions open; False for a fenced execution and for
-            several steps.
+        allow_unspecified_output: False if the request must give all output dimensions, as for a fenced execution.
 
     Raises:
-        InvalidArgument: A rule is violated; the message names the argument and the remedy.
+        InvalidArgument: A rule is violated. The message names the argument and the remedy.
     """
     regions: list[_Region] = []
     steps = request.steps
@@ -49,7 +48,7 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
                 place, written, model, main.operands[index], argument, request.pools, steps, position in state, closed
             )
             case.check()
-            if not argument.has_no_value and not isinstance(case.pool, BufferId):  # The device checks its buffers.
+            if not argument.has_no_value and not isinstance(case.pool, BufferId):  # The device checks buffers.
                 regions.append(_region(case.pool, argument.location, place, written))
     if request.outputs:
         regions += _constant_regions(model)
@@ -80,7 +79,7 @@ def _check_steps(model: Model, request: Request, steps: Steps) -> None:
 
 @dataclass
 class _Case:
-    """An argument during its check. After `_dimensions`, `dims` combines the model's and the request's."""
+    """An argument during its check. `_dimensions` sets `dims` to the combined dimensions of model and request."""
 
     place: str
     written: bool
@@ -90,14 +89,14 @@ class _Case:
     pools: tuple[Any, ...]
     steps: Steps | None
     is_state: bool
-    """True if one step passes the argument to the next."""
+    """True if each step passes the argument to the next step."""
     closed: bool
     """True if all dimensions must be known before the run."""
     dims: tuple[int, ...] = ()
 
     @property
     def info(self) -> OperandInfo | None:
-        """The row of the operand type; None for an extension's type, whose size only the device knows."""
+        """The properties of the operand type; None for an extension type, which only the device knows."""
         return OPERANDS.get(self.operand.type)
 
     @property
@@ -110,24 +109,21 @@ class _Case:
 
     @property
     def whole(self) -> bool:
-        """True if the pool can only be used as a whole."""
         return not getattr(self.pool, "size", 0)
 
     @property
     def may_be_empty(self) -> bool:
-        """True if a 0 may be a real size. In NNAPI's operations a 0 is always an unknown size."""
+        """True if 0 can be a real size. In models with NNAPI operations, 0 is always an unknown size."""
         return not self.written and all(is_extension(operation.type) for operation in self.model.main.operations)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the argument; 0 if unknown."""
         return operand_nbytes(self.operand.type, self.dims)
 
     def refuse(self, why: str) -> InvalidArgument:
         return InvalidArgument(f"{self.place} {why}")
 
     def check(self) -> None:
-        """Apply the rules in order."""
         if self.argument.has_no_value:
             self._nothing_given()
             return
@@ -172,7 +168,7 @@ class _Case:
             raise self.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
 
     def _check_rights(self) -> None:
-        """Check access rights; without them the service itself would fault."""
+        """Check access rights, without which the service would crash."""
         given, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
         if needed & ~given:
             raise self.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
@@ -199,7 +195,7 @@ class _Case:
             return
         if self.closed:
             raise self.refuse(f"has dimensions {list(self.dims)}; this execution needs all of them known")
-        if not self.written and not isinstance(self.pool, BufferId):  # A buffer has dimensions of its own.
+        if not self.written and not isinstance(self.pool, BufferId):  # A buffer has its own dimensions.
             raise self.refuse(f"has dimensions {list(self.dims)}, which are not all known; give them in the request")
 
     def _length(self) -> None:
@@ -233,11 +229,11 @@ class _Case:
 
 
 _Region = tuple[Hashable, int, int, str, bool]
-"""The bytes of one argument: (object, first byte, end, place, is written)."""
+"""The bytes of an argument: (memory, first byte, end, name for messages, True if written)."""
 
 
 def _region(pool: Any, location: DataLocation, place: str, written: bool) -> _Region:
-    """Return a region in terms of the file behind a pool, since two pools may share one file."""
+    """Return a region of the file behind a pool, since several pools can share a file."""
     identity: Any = getattr(pool, "identity", None)
     if identity is None:
         return id(pool), location.offset, location.offset + location.length, place, written
@@ -258,10 +254,10 @@ def _constant_regions(model: Model) -> Iterator[_Region]:
 
 
 def _check_overlap(regions: list[_Region]) -> None:
-    """Check that outputs overlap nothing; inputs and constants may overlap each other.
+    """Check that no output overlaps another region. Inputs and constants can overlap each other.
 
-    The regions are sorted by their first bytes. An output overlaps an earlier region if and only if it starts before
-    the furthest end so far; another region is compared with the furthest end of an output.
+    In the order of first bytes, an output must not start before the largest end so far, and any other region not before
+    the largest end of an output so far.
     """
     regions.sort(key=lambda region: (hash(region[0]), region[1]))
     reach: dict[Hashable, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""The model builder: from NumPy arrays with inferred outputs, or call by call with indexes as in the NDK."""
+"""The model builder, with methods for arrays and for operand indexes."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 INLINE_LIMIT = 128
-"""Largest size in bytes of a constant that is sent inside the model. Larger ones are in a shared pool."""
+"""Largest size in bytes of a constant inside the model. Larger constants are in a shared pool."""
 
 _MOST_LOOKED_AT = 4096
-"""Largest size in bytes of a caller's constant that is read to infer shapes, such as the target of RESHAPE."""
+"""Largest size in bytes of a constant in a caller's memory that shape inference reads."""
 
 _ALIGNMENT = 64
 _NOWHERE = DataLocation()
@@ -84,7 +84,7 @@ Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 
 class Quantisation(TypedDict, total=False):
-    """Quantisation of a constant; the scale is required."""
+    """Quantisation of a constant, for which the scale is required."""
 
     scale: float | None
     zero_point: int
@@ -93,7 +93,7 @@ class Quantisation(TypedDict, total=False):
 
 
 class PoolOptions(TypedDict, total=False):
-    """Options of a pool, as for a convolution; the default stride is the size of the window."""
+    """Options of a pool. The default stride is the window's size."""
 
     stride: Pair | None
     padding: Padding
@@ -104,12 +104,11 @@ class PoolOptions(TypedDict, total=False):
 class ModelBuilder(OperationMethods):
     """A builder of models, from arrays or operand indexes.
 
-    Methods return operands, which have operators and are arguments of later calls; arrays become constants.
+    Methods return operands, which are arguments of later calls and have operators. Arrays become constants.
 
-    There is a method for each operation; docs/operations.md lists them with the names of their arguments. Calls such
-    as `add_operand` and `add_operation` work with operand indexes, as in the NDK. They accept an `Operand` in place
-    of its index, and `operand` returns the `Operand` of an index. After `build` or `finish`, successful or not, every
-    call raises `BadState`.
+    Each operation has a method; docs/operations.md lists all methods and arguments. `add_operand`, `add_operation` and
+    some other methods work with operand indexes, as in the NDK, and also accept an `Operand` as an index. `operand`
+    returns the `Operand` of an index. After `build` or `finish`, even if it failed, every call raises `BadState`.
 
     Args:
         relaxed: Permit float32 computations with the range or precision of float16.
@@ -126,7 +125,7 @@ class ModelBuilder(OperationMethods):
         self._relaxed = relaxed
         self._operands: list[OperandDesc] = []
         self._operations: list[Operation] = []
-        self._arrays: dict[int, Array] = {}  # `finish` places these constants.
+        self._arrays: dict[int, Array] = {}  # until `finish` places them
         self._pools: list[MemoryLike] = []
         self._models: list[Model] = []
         self._inputs: list[int] = []
@@ -148,16 +147,16 @@ class ModelBuilder(OperationMethods):
         scale: float = 0.0,
         zero_point: int = 0,
     ) -> Operand:
-        """Add an input of the model and return it.
+        """Add an input of the model. Return its operand.
 
         Args:
-            name: Name for `Session.run`; inputs of a request are in the order of these calls.
-            type: Operand type, or a dtype such as ``"float32"`` (uint8 and int8: the asymmetric types).
-            dimensions: Sizes, 0 where only the request knows.
+            name: Name for `Session.run`. The order of these calls is the order of the inputs.
+            type: Operand type, or a dtype such as ``"float32"``; uint8 and int8 become the asymmetric types.
+            dimensions: Sizes; 0 for a size that each request gives.
             scale, zero_point: Quantisation of a quantised type.
 
         Raises:
-            InvalidArgument: The name is taken, or type, dimensions and quantisation do not belong together.
+            InvalidArgument: The name is taken, or type, dimensions and quantisation contradict each other.
         """
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of an input is text, not {name!r}")
@@ -172,11 +171,11 @@ class ModelBuilder(OperationMethods):
         """Make an operand an output of the model.
 
         Args:
-            name: Name for `Session.run`; outputs of a request are in the order of these calls.
+            name: Name for `Session.run`. The order of these calls is the order of the outputs.
             operand: The result of an operation.
 
         Raises:
-            InvalidArgument: The name is taken, or the operand is an input, a constant or an output already.
+            InvalidArgument: The name is taken, or the operand is an input, a constant or already an output.
         """
         self._require_open()
         if not isinstance(operand, Operand):
@@ -199,17 +198,17 @@ class ModelBuilder(OperationMethods):
         type: OperandType | npt.DTypeLike | None = None,
         **quantisation: Unpack[Quantisation],
     ) -> Operand:
-        """Add a constant tensor and return it.
+        """Add a constant tensor. Return its operand.
 
         Args:
-            value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. A
-                float64 array becomes float32, with fewer digits, only if `type` asks for it; Python floats always do.
-            type: Operand type or dtype; default: the type of the array (uint8 and int8: the asymmetric types).
+            value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. Python
+                floats become float32; a float64 array, which would lose digits, only if `type` is given.
+            type: Operand type or dtype; default: the array's dtype. uint8 and int8 become the asymmetric types.
             quantisation: ``scale`` (required) and ``zero_point`` of a quantised type. ``channel_scales`` makes an
                 int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, with one scale per index along ``channel_dim`` (default 0).
 
         Raises:
-            InvalidArgument: The dtype has no operand type, the value does not fit it, or a scale is missing.
+            InvalidArgument: No operand type has the dtype, the value does not fit the type, or a scale is missing.
         """
         if isinstance(value, Operand):
             raise InvalidArgument(
@@ -235,20 +234,20 @@ class ModelBuilder(OperationMethods):
         offset: int = 0,
         **quantisation: Unpack[Quantisation],
     ) -> Operand:
-        """Add a constant tensor whose values are in a memory, for example weights in a file, and return it.
+        """Add a constant tensor whose values are in a memory, such as weights in a file. Return its operand.
 
-        This call reads and copies nothing, and a service only gets the memory's handle. The device reads the values
-        once, when the model is prepared, into private memory, so that they cannot change later::
+        This call does not read the values, and a service gets only the memory's handle. The device copies the values
+        once, when it prepares the model, so that they cannot change later::
 
             with open("weights.bin", "rb") as file:
                 weights = Memory.mmap_fd(file.fileno(), size, prot=PROT_READ)
             w = b.constant_from_memory(weights, (64, 128), offset=4096)
 
         Args:
-            memory: Memory with the values in C order and the machine's byte order; it must outlive the model.
+            memory: Memory with the values in C order and the machine's byte order. The memory must outlive the model.
             dimensions: Sizes, without a 0.
-            type: Operand type, or the dtype of the values (uint8 and int8: the asymmetric types).
-            offset: First byte; any alignment.
+            type: Operand type, or the values' dtype; uint8 and int8 become the asymmetric types.
+            offset: Position of the first byte, of any alignment.
             quantisation: See `constant`.
 
         Raises:
@@ -268,7 +267,7 @@ class ModelBuilder(OperationMethods):
         channel_scales: npt.ArrayLike | None = None,
         channel_dim: int = 0,
     ) -> tuple[OperandType, int]:
-        """Add an operand of a type, or of the type for a dtype; return its type and index."""
+        """Add an operand of a type or dtype; return its type and index."""
         kind = type if isinstance(type, OperandType) else _type_of(np.dtype(type), channel_scales)
         if operand_info(kind).is_quantised and scale is None:
             raise InvalidArgument(f"a constant of {kind.name} needs scale= (and zero_point=)")
@@ -280,11 +279,11 @@ class ModelBuilder(OperationMethods):
         return kind, self.add_operand(kind, dimensions, scale=scale, zero_point=zero_point, extra_params=extra)
 
     def scalar(self, value: bool | int | float, type: OperandType | None = None) -> Operand:
-        """Add a scalar constant and return it; equal scalars share an operand.
+        """Add a scalar constant. Return its operand, which equal scalars share.
 
         Args:
             value: A bool, int or float.
-            type: Type of the scalar; default: BOOL, INT32 or FLOAT32 for a bool, int or float.
+            type: Type of the scalar; default: BOOL for a bool, INT32 for an int, FLOAT32 for a float.
 
         Raises:
             InvalidArgument: `type` is not a scalar type, or the value does not fit it.
@@ -310,7 +309,7 @@ class ModelBuilder(OperationMethods):
         """Return a new operand for an optional input that has no value.
 
         Args:
-            type: The type of the missing value.
+            type: Type of the missing value.
         """
         index = self.add_operand(type, scale=1.0 if operand_info(type).is_quantised else 0.0)
         self.set_operand_value(index, None)
@@ -320,7 +319,7 @@ class ModelBuilder(OperationMethods):
         """Return the operand at an index.
 
         Args:
-            index: An index that `add_operand` returned.
+            index: An index from `add_operand`.
         """
         return Operand(self, self._index_of(index))
 
@@ -333,25 +332,25 @@ class ModelBuilder(OperationMethods):
         number: int = 0,
         outputs: Outputs = None,
     ) -> tuple[Operand, ...]:
-        """Add an operation by its code or by the name of its extension, and return its results.
+        """Add an operation by its code or by the name of its extension. Return its results.
 
-        Every NNAPI operation also has a method of its own, which takes numbers and options by name. An operation of
-        an extension needs a description of its outputs::
+        Each NNAPI operation also has its own method, with named options. For an extension's operation, describe all
+        outputs::
 
             (y,) = b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])
 
         Args:
             operation: A member of `OperationType`, or the name of an extension.
-            inputs: Operands or arrays, in the order of the signature; `scalar` makes operands of scalars.
-            number: Number of the operation within its extension.
-            outputs: For each output the facts that are not inferred: type, dimensions, scale, zero_point.
-                Default: as few outputs as the operation allows. `extension_code` returns types of extensions.
+            inputs: Operands or arrays, in the order of the signature. For numbers, use `scalar`.
+            number: Number of the operation in its extension.
+            outputs: For each output, the properties that cannot be inferred: type, dimensions, scale, zero_point.
+                Default: the smallest number of outputs, fully inferred. `extension_code` returns extension types.
 
         Returns:
             One operand for each output.
 
         Raises:
-            InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
+            InvalidArgument: The inputs do not fit the operation, or a property of an output is missing.
         """
         self._require_open()
         if isinstance(operation, str) and "." in operation:
@@ -385,13 +384,13 @@ class ModelBuilder(OperationMethods):
         return tuple(Operand(self, index) for index in made)
 
     def branch(self, condition: Value, then: Model, otherwise: Model, values: Sequence[Value]) -> tuple[Operand, ...]:
-        """Add an IF and return its results.
+        """Add an IF. Return its results.
 
         Args:
             condition: TENSOR_BOOL8 of one element.
-            then: Model that runs if `condition` is true; its inputs are the values, its outputs the results.
+            then: Model that runs if `condition` is true. Its inputs are `values`, its outputs the results.
             otherwise: Model that runs if `condition` is false, with the same inputs and outputs.
-            values: Inputs of either model.
+            values: Inputs of the model that runs.
         """
         inputs = [condition, self._subgraph(then), self._subgraph(otherwise), *_listed(values, "operands")]
         return self.operation(OperationType.IF, *inputs, outputs=_outputs_of(then))
@@ -399,13 +398,14 @@ class ModelBuilder(OperationMethods):
     def loop(
         self, condition: Model, body: Model, values: Sequence[Value], outputs: int | None = None
     ) -> tuple[Operand, ...]:
-        """Add a WHILE and return its results.
+        """Add a WHILE. Return its results.
 
         Args:
-            condition: Model that computes a TENSOR_BOOL8 of one element from the values; true runs the body again.
-            body: Model that computes the next values: all of them, or the first ones.
+            condition: Model that computes a TENSOR_BOOL8 of one element from the values. The loop ends when the result
+                is false.
+            body: Model that computes the next values, all or only the first ones.
             values: Initial values, one for each input of both models.
-            outputs: Number of the body's outputs that are results; default: all.
+            outputs: Number of results, which are the body's first outputs; default: all.
         """
         inputs = [self._subgraph(condition), self._subgraph(body), *_listed(values, "operands")]
         return self.operation(OperationType.WHILE, *inputs, outputs=_outputs_of(body)[: outputs or None])
@@ -429,11 +429,11 @@ class ModelBuilder(OperationMethods):
         Args:
             x: Image [batch, height, width, depth], or [batch, depth, height, width] for ``layout="NCHW"``.
             filter: [depth out, height, width, depth in].
-            bias: [depth out]; None for zeros. A float array is quantised when x is.
+            bias: [depth out]; None for zeros. If x is quantised, a float array is quantised.
             padding: "same", "valid" or ((top, bottom), (left, right)).
-            stride, dilation: Steps as (vertical, horizontal) or one number.
+            stride, dilation: (vertical, horizontal), or one number for both.
             activation: None, "relu", "relu1" or "relu6".
-            layout: "NHWC" or "NCHW", of x and of the result.
+            layout: "NHWC" or "NCHW", for x and the result.
             scale, zero_point: Quantisation of a quantised result.
         """
         x, filter = self._operand(x), self._operand(filter)
@@ -459,7 +459,7 @@ class ModelBuilder(OperationMethods):
         """Add a DEPTHWISE_CONV_2D and return its result. Other arguments as for `conv_2d`.
 
         Args:
-            multiplier: Results per channel: `filter` is [1, height, width, depth x multiplier].
+            multiplier: Results per channel of x. `filter` is [1, height, width, depth x multiplier].
         """
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]
@@ -471,7 +471,7 @@ class ModelBuilder(OperationMethods):
 
         Args:
             x: An image, as for `conv_2d`.
-            size: (height, width) or one number.
+            size: Size of the window as (height, width), or one number for both.
             options: ``stride``, by default `size`; ``padding``, ``activation`` and ``layout`` as for `conv_2d`.
         """
         return self._pool(OperationType.MAX_POOL_2D, x, size, **options)
@@ -513,9 +513,9 @@ class ModelBuilder(OperationMethods):
         """Add a FULLY_CONNECTED and return its result.
 
         Args:
-            x: Rank 2 to 4, flattened to [count / inputs, inputs].
+            x: Rank 2 to 4, reshaped to [rows, inputs].
             weights: [units, inputs].
-            bias: [units]; None for zeros. A float array is quantised when x is.
+            bias: [units]; None for zeros. If x is quantised, a float array is quantised.
             activation: None, "relu", "relu1" or "relu6".
             scale, zero_point: Quantisation of a quantised result.
         """
@@ -528,8 +528,8 @@ class ModelBuilder(OperationMethods):
 
         Args:
             x: Rank 1 to 4.
-            beta: Factor of `x`.
-            axis: Axis along which results add up to 1; None for the last.
+            beta: Factor of `x` before the softmax.
+            axis: Axis along which the sum of the results is 1; None for the last.
         """
         x = self._operand(x)
         half = x.type == OperandType.TENSOR_FLOAT16
@@ -537,7 +537,7 @@ class ModelBuilder(OperationMethods):
         return self._single(OperationType.SOFTMAX, inputs if axis is None else [*inputs, self.scalar(axis)], {})
 
     def build(self) -> Model:
-        """Return the validated model, with inputs and outputs in the order of their calls.
+        """Validate and return the model.
 
         Raises:
             InvalidArgument: The model has no output, or breaks a rule.
@@ -564,13 +564,13 @@ class ModelBuilder(OperationMethods):
 
         Args:
             type: An `OperandType`.
-            dimensions: Sizes; 0 for a dimension, ``()`` for a rank that only an execution knows.
-            scale: Scale of a quantised type: real value = (stored - zero point) x scale.
+            dimensions: Sizes; 0 for a size, or ``()`` for a rank, that each request gives.
+            scale: Scale of a quantised type: real value = (stored value - zero point) x scale.
             zero_point: See `scale`.
             extra_params: Channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL.
 
         Raises:
-            InvalidArgument: Type, dimensions and quantisation do not belong together.
+            InvalidArgument: Type, dimensions and quantisation contradict each other.
         """
         self._require_open()
         check_type(type)
@@ -588,7 +588,7 @@ class ModelBuilder(OperationMethods):
         return len(self._operands) - 1
 
     def describe(self, index: int) -> OperandDesc:
-        """Return the description of an operand: type, dimensions, quantisation.
+        """Return an operand's type, dimensions and quantisation.
 
         Args:
             index: Index of the operand.
@@ -600,9 +600,9 @@ class ModelBuilder(OperationMethods):
 
         Args:
             operand: Index of the operand.
-            value: Array or scalar with the operand's dimensions and dtype, or None to omit an optional input. Up to
-                `INLINE_LIMIT` bytes it is copied now; a larger array must keep its contents until `finish`. For an
-                operand of type SUBGRAPH, a model, whose main subgraph the operand refers to.
+            value: Array or scalar with the operand's dimensions and dtype; None to omit an optional input; a model for
+                an operand of type SUBGRAPH. An array of more than 128 bytes must not change until `finish`, which
+                copies it.
 
         Raises:
             InvalidArgument: The value does not fit the operand.
@@ -630,13 +630,13 @@ class ModelBuilder(OperationMethods):
     def set_operand_value_from_memory(
         self, operand: int | Operand, memory: MemoryLike, offset: int, length: int
     ) -> None:
-        """Make an operand a constant with its value in a memory pool, without a copy.
+        """Make an operand a constant whose value is in a memory. Copies nothing.
 
         Args:
             operand: Index of the operand.
-            memory: The pool; it must outlive the model.
-            offset: First byte.
-            length: Bytes; exactly the size that type and dimensions need.
+            memory: The memory, which must outlive the model.
+            offset: Position of the first byte.
+            length: Size of the value in bytes.
 
         Raises:
             InvalidArgument: The region is outside the memory or has the wrong length.
@@ -675,15 +675,15 @@ class ModelBuilder(OperationMethods):
         return np.ascontiguousarray(array)
 
     def add_operation(self, type: int, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
-        """Add an operation; the order of calls does not matter.
+        """Add an operation, in any order.
 
         Args:
             type: An `OperationType`.
             inputs: Operand indexes in the order of the operation's signature.
-            outputs: Operand indexes of the results, in the same order.
+            outputs: Operand indexes of the results, in the order of the signature.
 
         Raises:
-            InvalidArgument: An index is unknown or the operands do not fit the operation.
+            InvalidArgument: An index is unknown, or the operands do not fit the operation.
         """
         self._require_open()
         require_operation(type)
@@ -704,7 +704,7 @@ class ModelBuilder(OperationMethods):
             outputs: Indexes of the operands that a request receives.
 
         Raises:
-            InvalidArgument: An operand appears twice, or is a constant, or the call was made before.
+            InvalidArgument: An operand appears twice or is a constant, or this method was called before.
         """
         self._require_open()
         if self._inputs or self._outputs:
@@ -719,10 +719,10 @@ class ModelBuilder(OperationMethods):
         self._operands, self._inputs, self._outputs = operands, ins, outs
 
     def finish(self) -> Model:
-        """Sort the operations into execution order, place the constants, validate the model and return it.
+        """Sort the operations, store the constants, validate the model and return it.
 
         Raises:
-            InvalidArgument: The operations form a cycle or a rule is violated; the builder can no longer be used.
+            InvalidArgument: The operations form a cycle, or a rule is violated. The builder becomes unusable.
         """
         self._require_open()
         self._finished = True
@@ -744,7 +744,7 @@ class ModelBuilder(OperationMethods):
         return model
 
     def _sort_operations(self) -> list[Operation]:
-        """Return the operations in execution order: each comes after the operations whose results it reads."""
+        """Return the operations in execution order, each after the operations whose results it reads."""
         producer = {index: n for n, operation in enumerate(self._operations) for index in operation.outputs}
         sorter = TopologicalSorter(
             {
@@ -767,7 +767,7 @@ class ModelBuilder(OperationMethods):
         return ordered
 
     def _place_constants(self) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
-        """Place the constants; return the operands, the bytes of small constants, and the pools of large ones."""
+        """Return the operands with constants in place, the bytes of small constants, and the pools of large ones."""
         operands, inline, large_end = list(self._operands), bytearray(), 0
         large: list[tuple[int, Array]] = []
         for index, value in sorted(self._arrays.items()):
@@ -791,14 +791,14 @@ class ModelBuilder(OperationMethods):
     # -- extensions -------------------------------------------------------------------------------------------
 
     def extension_code(self, name: str, number: int) -> int:
-        """Return the code under which the model names a type or an operation of an extension.
+        """Return this model's code of an extension's operand type or operation.
 
         Args:
             name: Name of the extension, such as ``"com.example.fibonacci"``.
-            number: Number of the type or operation within it, 0 … 65535.
+            number: Number of the type or operation in the extension, 0 … 65535.
 
         Raises:
-            InvalidArgument: No extension has such a name or number.
+            InvalidArgument: An extension cannot have this name or number.
         """
         number = whole(number, "the number of an extension's type or operation")
         if not 0 <= number <= BASE_MAXIMUM:
@@ -806,7 +806,6 @@ class ModelBuilder(OperationMethods):
         return extension_code(self._prefix(name), number)
 
     def _prefix(self, name: str) -> int:
-        """Return the prefix that stands for an extension in this model."""
         if not isinstance(name, str) or not _EXTENSION_NAME.fullmatch(name):
             raise InvalidArgument(
                 f"{name!r} is no name of an extension: lower-case letters, digits, _ and at least one dot, such as"
@@ -827,7 +826,6 @@ class ModelBuilder(OperationMethods):
         )
 
     def _single(self, operation: OperationType, inputs: Sequence[Value], output: Output) -> Operand:
-        """Add an operation with one output."""
         return self.operation(operation, *inputs, outputs=[output])[0]
 
     def _one(self, operation: OperationType, output: Output, *values: Any) -> Operand:
@@ -841,7 +839,7 @@ class ModelBuilder(OperationMethods):
         return self.operation(operation, *self._arguments(operation, values), outputs=outputs)
 
     def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
-        """Return operands or arrays for the arguments of a method, without trailing options that have the default."""
+        """Return operands or arrays for a method's arguments, without trailing options that have their default."""
         row = OPERATIONS[operation]
         first = row.forms[0]
         form = max((form for form in row.forms if form[: len(first)] == first), key=len)
@@ -884,7 +882,6 @@ class ModelBuilder(OperationMethods):
         return self.constant([value] if np.ndim(value) == 0 else value, None if info is None else info.type)
 
     def _infer(self, operation: Operation, said: tuple[Output, ...]) -> list[OutputSpec]:
-        """Infer the outputs from the operation's row and the given descriptions."""
         view = view_operation(operation, self._operands, value_of=self._constant_value, with_outputs=False)
         shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
         all_shapes = bool(said) and len(shapes) == len(said)
@@ -917,7 +914,7 @@ class ModelBuilder(OperationMethods):
         return Operand(self, index)
 
     def _bias(self, x: Operand, filter: Operand, bias: Value | None, channel_dim: int) -> Operand:
-        """Return a bias of the type and scale that x and the filter require."""
+        """Return a bias with the type and scale for x and the filter."""
         if isinstance(bias, Operand):
             return bias
         x_info, weights = OPERANDS[x.type], self.describe(filter.index)
@@ -960,7 +957,7 @@ class ModelBuilder(OperationMethods):
         self._operands[index] = replace(self._operands[index], lifetime=lifetime, location=location)
 
     def _constant_value(self, index: int) -> Array | None:
-        """Return an operand's constant, or None if it has none."""
+        """Return an operand's constant value; None if unknown."""
         operand = self._operands[index]
         if index in self._arrays or operand.lifetime != Lifetime.CONSTANT_REFERENCE:
             return self._arrays.get(index)
@@ -994,7 +991,7 @@ class ModelBuilder(OperationMethods):
 
 
 def _padding_numbers(padding: Padding) -> list[int]:
-    """Return padding as inputs of an operation: the scheme, or left, right, top and bottom."""
+    """Return the inputs of an operation for a padding: the scheme, or left, right, top and bottom."""
     problem = InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
     if isinstance(padding, str):
         if padding not in _SCHEMES:
@@ -1008,13 +1005,12 @@ def _padding_numbers(padding: Padding) -> list[int]:
 
 
 def _fewest_outputs(view: OperationView) -> int | None:
-    """Return the least number of outputs of an operation; None if it depends on the inputs."""
+    """Return an operation's smallest number of outputs; None if the number depends on the inputs."""
     forms = view.row.outputs
     return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
 
 
 def _check_outputs(outputs: Any) -> tuple[Output, ...]:
-    """Check and return descriptions of outputs."""
     checked: list[Output] = []
     for output in () if outputs is None else _listed(outputs, "outputs"):
         unknown = set(output) - set(Output.__annotations__) if isinstance(output, Mapping) else {repr(output)}
@@ -1033,7 +1029,6 @@ def _check_outputs(outputs: Any) -> tuple[Output, ...]:
 
 
 def _is_default(param: Param, value: object) -> bool:
-    """Return True if an option has its default value."""
     return value is None or (isinstance(value, int) and value == (-1 if param.name == "axis" else 0))
 
 
@@ -1065,11 +1060,7 @@ def _pair(value: Pair) -> tuple[int, int]:
 
 
 def _as_array(value: npt.ArrayLike, what: str) -> Array:
-    """Convert a value, such as nested lists, to an array.
-
-    Raises:
-        InvalidArgument: The lists have different lengths; `what` names the value's purpose.
-    """
+    """Convert a value to an array. Raises `InvalidArgument` for lists of different lengths."""
     try:
         return np.asarray(value)
     except ValueError:
@@ -1093,13 +1084,13 @@ def _type_of_input(name: str, type: npt.DTypeLike) -> OperandType:
         dtype = np.dtype(type)
     except TypeError:
         raise InvalidArgument(f"input {name!r} has type {type!r}; give an OperandType, or a dtype: 'float32'") from None
-    if dtype.name in ("float64", "int64"):  # Constants are converted from these types.
+    if dtype.name in ("float64", "int64"):  # unlike constants, which are converted
         raise InvalidArgument(f"input {name!r}: no operand type holds {dtype}; give {dtype.name.replace('64', '32')!r}")
     return _type_of(dtype, None)
 
 
 def _narrow(array: Array, dtype: np.dtype[Any] | None) -> Array:
-    """Convert float64 and int64 to the types of operands; a later check reports other mismatches."""
+    """Convert float64 and int64 to `dtype`. Return other arrays unchanged."""
     if dtype is not None and array.dtype.name in ("float64", "int64") and dtype.kind == array.dtype.kind:
         with np.errstate(over="ignore"):
             narrow = array.astype(dtype)
@@ -1119,10 +1110,7 @@ def activation_code(name: ActivationName | None) -> int:
 def _link(
     models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...], prefix: Callable[[str], int]
 ) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
-    """Return the subgraphs of other models, changed to parts of this one: constants follow this model's constants.
-
-    Extensions get the prefixes of this model, from `prefix`.
-    """
+    """Return the subgraphs of `models`, renumbered for one model, and this model's constants and pools."""
     subgraphs: list[Subgraph] = []
     for model in models:
         inline += bytes(-len(inline) % 4)
@@ -1150,7 +1138,7 @@ def _link(
 
 
 def _position(pools: list[MemoryLike], memory: MemoryLike) -> int:
-    """Return the index of a memory in the list, to which a new one is added."""
+    """Return the index of a memory in `pools`, after adding a new memory."""
     for position, pool in enumerate(pools):
         if pool is memory:
             return position

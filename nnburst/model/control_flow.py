@@ -12,7 +12,7 @@ from .types import Lifetime, Model, OperandDesc, Operation, Subgraph
 
 
 def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -> None:
-    """Check the signature of an IF or WHILE against its subgraphs. Raises `InvalidArgument` if they do not match."""
+    """Raise `InvalidArgument` unless an IF or WHILE fits the inputs and outputs of its subgraphs."""
     inputs = [subgraph.operands[index] for index in operation.inputs]
     outputs = [subgraph.operands[index] for index in operation.outputs]
     if not outputs:
@@ -64,7 +64,7 @@ def _subgraph(model: Model, operand: OperandDesc, what: str) -> Subgraph:
 
 
 def _check_compatible(subgraph: Subgraph, indexes: Sequence[int], outer: Sequence[OperandDesc], what: str) -> None:
-    """Compare operands of a subgraph with the operands outside. The counts come first: they bound the work."""
+    """Compare operands of a subgraph with operands outside, first their numbers, which limit the work."""
     if len(indexes) != len(outer):
         raise InvalidArgument(f"{what} are {len(indexes)}; the operation has {len(outer)}")
     for position, (index, b) in enumerate(zip(indexes, outer, strict=True)):

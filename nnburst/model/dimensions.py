@@ -1,4 +1,4 @@
-"""Arithmetic on dimensions, which may come from a peer; 0 means "not known yet"."""
+"""Arithmetic on dimensions that another process may have chosen. A size of 0 is unknown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ HIGHEST_RANK = 64
 """Largest rank of a tensor, as in NumPy."""
 _LARGEST_SIZE = 2**32 - 1
 _MOST_ELEMENTS = sys.maxsize // 16
-"""Largest number of elements of a tensor. A size of 0 counts as 1: an empty array has strides, too."""
+"""Largest number of elements of a tensor. A size of 0 counts as 1, since NumPy limits empty arrays, too."""
 
 
 def check_dimensions(dimensions: Sequence[int]) -> None:
-    """Check the rank and each size before anything is computed from them.
+    """Check the rank and each size before a computation.
 
     The product of a hundred thousand sizes would block the interpreter for minutes.
 
     Raises:
-        InvalidArgument: There are more than 64 dimensions, a size exceeds 32 bits, or no array can have the shape.
+        InvalidArgument: There are more than 64 dimensions, a size exceeds 32 bits, or the tensor is too large.
     """
     if len(dimensions) > HIGHEST_RANK:
         raise InvalidArgument(f"a rank of {len(dimensions)} is too high; a tensor has at most {HIGHEST_RANK} axes")
@@ -32,7 +32,7 @@ def check_dimensions(dimensions: Sequence[int]) -> None:
 
 
 def element_count(dimensions: Sequence[int]) -> int:
-    """Return the product of sizes that a peer may have chosen; raises the same errors as `check_dimensions`."""
+    """Return the product of all sizes. Raises the errors of `check_dimensions`."""
     check_dimensions(dimensions)
     return math.prod(dimensions)
 
@@ -45,10 +45,10 @@ def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
         b: Dimensions, like `a`.
 
     Returns:
-        The dimensions that both allow, with each size that either knows. Commutative.
+        The dimensions, with each size that `a` or `b` has. Commutative.
 
     Raises:
-        InvalidArgument: The ranks differ or are too high, or a dimension that both know differs.
+        InvalidArgument: The ranks or two known sizes differ, or a rank is too high.
     """
     check_dimensions(a)
     check_dimensions(b)

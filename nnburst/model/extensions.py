@@ -1,4 +1,4 @@
-"""Extensions: their operand types, and the models that a device imports from files."""
+"""Extensions and their operand types; models that a device imports from files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import InvalidArgument
 from .types import Model
 
 OpenShape = tuple[int | str | None, ...] | None
-"""Dimensions, each a size, a symbolic name or None if open; None in their place for an open rank."""
+"""Dimensions, each a size, a symbolic name, or None if unknown. None instead of the tuple for an unknown rank."""
 
 _NUMBERS = "biuf"
 _LOW = 0xFFFF
@@ -23,10 +23,10 @@ class ExtensionOperandType(Struct, frozen=True):
     Attributes:
         type: Number within the extension, 0 … 65535.
         is_tensor: True if operands have dimensions.
-        byte_size: Bytes per element, 0 if values are opaque.
-        dtype: NumPy type of an element (``"<i8"``), empty if values are opaque.
-        bits_of: Name in ``ml_dtypes`` of the type whose bits the elements are, if NumPy itself lacks it
-            (``"bfloat16"``).
+        byte_size: Bytes per element; 0 for opaque values.
+        dtype: NumPy type of an element (``"<i8"``); empty for opaque values.
+        bits_of: Name in ``ml_dtypes`` of an element type that NumPy lacks (``"bfloat16"``). Then `dtype` is an integer
+            type for the bits.
     """
 
     type: int
@@ -36,7 +36,7 @@ class ExtensionOperandType(Struct, frozen=True):
     bits_of: str = ""
 
     def element(self) -> np.dtype[np.generic]:
-        """Return the NumPy type of an element. Raises `InvalidArgument` if values are opaque or the type is unknown."""
+        """Return the NumPy type of an element. Raises `InvalidArgument` for opaque values or an unknown type."""
         try:
             dtype = np.dtype(self.dtype) if self.dtype else None
         except TypeError:
@@ -49,7 +49,7 @@ class ExtensionOperandType(Struct, frozen=True):
 
 
 class Extension(Struct, frozen=True):
-    """An extension that a device supports, with all of its operand types.
+    """An extension that a device supports.
 
     Attributes:
         name: Lower-case letters, digits, ``_`` and ``.``, with at least one dot.
@@ -77,11 +77,11 @@ class ImportedModel(Struct, frozen=True):
 
     Attributes:
         model: The model, without pools unless the importer attached them.
-        files: Name of the file for each pool. An empty name is the imported file; others are in the same directory.
+        files: Name of the file for each pool. An empty name is the imported file; other files are in its directory.
         input_shapes: Shape of each input, with symbolic dimensions.
         output_shapes: Shape of each output.
-        optional_inputs: Number of inputs, from the last one back, that a request may omit: they have defaults.
-        metadata: Metadata of the file; None if it has none or they are too long.
+        optional_inputs: Number of inputs at the end of the list that a request can omit, because they have defaults.
+        metadata: Metadata of the file; None if missing or too long.
     """
 
     model: Model
@@ -93,12 +93,12 @@ class ImportedModel(Struct, frozen=True):
 
 
 def extension_code(prefix: int, number: int) -> int:
-    """Return the operand or operation type for a number of an extension and a model's prefix of it."""
+    """Return the code of an extension's operand type or operation, from the model's prefix for the extension."""
     return prefix << 16 | number
 
 
 def extension_prefix(model: Model, name: str) -> int:
-    """Return a model's prefix of an extension; 0 if the model does not use it."""
+    """Return a model's prefix for an extension; 0 if the model does not use the extension."""
     return model.extension_name_to_prefix.get(name, 0)
 
 
@@ -106,12 +106,12 @@ def extension_operand_type(model: Model, code: int, extensions: Iterable[Extensi
     """Return the description of an extension type that a model uses.
 
     Args:
-        model: The model, which maps prefixes to extensions.
+        model: The model, whose prefixes stand for extensions.
         code: Operand type above 0xFFFF.
         extensions: Extensions of the device.
 
     Raises:
-        InvalidArgument: No extension has such a type.
+        InvalidArgument: No extension has this type.
     """
     for extension in extensions:
         if model.extension_name_to_prefix.get(extension.name) == code >> 16:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
-    """Return the methods for the left and the right form of an operator. They call the builder's method `name`."""
+    """Return the two methods, left and right, of an operator that calls the builder's method `name`."""
 
     def left(self: Operand, other: Value) -> Operand:
         return getattr(self._builder, name)(self, other) if _is_value(other) else NotImplemented
@@ -30,9 +30,9 @@ def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable
 class Operand:
     """A tensor or scalar of an unfinished model: an input, a constant or the result of an operation.
 
-    Methods of a `ModelBuilder` return operands, and take those of the same builder. ``+ - * /`` and the unary ``-`` add
-    ADD, SUB, MUL, DIV and NEG; the other side may be an array, a list or a number, which takes the type of the
-    operand. Quantised results need a scale, which only the methods take: ``b.add(x, y, scale=0.5)``.
+    Methods of a `ModelBuilder` return operands, and accept operands of the same builder. ``+ - * /`` and the unary
+    ``-`` add ADD, SUB, MUL, DIV and NEG. One side can be an array, a list or a number, which becomes a constant of the
+    operand's type. A quantised result needs a scale, and so a method: ``b.add(x, y, scale=0.5)``.
 
     Example:
         >>> b = nnburst.ModelBuilder()
@@ -41,7 +41,7 @@ class Operand:
         (2, 3)
     """
 
-    __array_ufunc__ = None  # With None, an array on the left leaves the operator to the operand on the right.
+    __array_ufunc__ = None  # so that an array on the left leaves the operator to the operand
     __slots__ = ("_builder", "_index")
 
     def __init__(self, builder: ModelBuilder, index: int) -> None:
@@ -51,23 +51,23 @@ class Operand:
 
     @property
     def type(self) -> int:
-        """The `OperandType`, or the code of an extension's type."""
+        """The `OperandType`, or the code of an extension type."""
         return self._builder.describe(self._index).type
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dimensions: 0 for a size that only a run knows, ``()`` for a scalar or an unknown rank."""
+        """The dimensions, with 0 for an unknown size; ``()`` for a scalar or an unknown rank."""
         return self._builder.describe(self._index).dimensions
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """The NumPy type of the stored values; None for a model and for types of extensions."""
+        """The NumPy type of the stored values; None for a subgraph or an extension type."""
         info = OPERANDS.get(self.type)
         return None if info is None else info.dtype
 
     @property
     def scale(self) -> float:
-        """The scale of a quantised type, 0 for others: real value = (stored - zero point) x scale."""
+        """The scale of a quantised type, else 0: real value = (stored value - zero point) x scale."""
         return self._builder.describe(self._index).scale
 
     @property
@@ -77,7 +77,7 @@ class Operand:
 
     @property
     def index(self) -> int:
-        """The operand's index in the model, for calls such as `add_operation` and for `Model`."""
+        """The operand's index in the builder's model."""
         return self._index
 
     def _index_in(self, builder: object) -> int:
@@ -117,11 +117,11 @@ class Operand:
 
 
 Value = Operand | Array | Sequence[Any] | float
-"""A tensor as an argument: an operand, or an array or number that becomes a constant."""
+"""An argument of an operation: an operand, or an array or number that becomes a constant."""
 
 
 class Output(TypedDict, total=False):
-    """The facts about an output that are not inferred.
+    """Properties of an output that cannot be inferred.
 
     A 0 in ``dimensions`` is an unknown size. ``scale`` and ``zero_point`` are for quantised types.
     """
@@ -133,7 +133,7 @@ class Output(TypedDict, total=False):
 
 
 Outputs = Sequence[Output] | None
-"""The facts about each output of an operation with several outputs."""
+"""Properties of each output of an operation with several outputs."""
 
 
 def _is_value(value: object) -> bool:

@@ -12,13 +12,13 @@ from ..errors import InvalidArgument
 from .dimensions import element_count
 
 BASE_MAXIMUM = 0xFFFF
-"""Largest code of NNAPI's own types; a larger code has an extension's prefix in its high 16 bits."""
+"""Largest code of an NNAPI type. A larger code has an extension's prefix in its high 16 bits."""
 
 _SIZE_LIMIT = 2**32 - 1
 
 
 class HalVersion(enum.IntEnum):
-    """The version of the device interface that a model is written for."""
+    """A version of NNAPI's device interface (HAL), for which a model is made."""
 
     V1_0 = 10
     V1_1 = 11
@@ -50,13 +50,13 @@ class OperandType(enum.IntEnum):
 
 
 class OperandInfo(Struct, frozen=True):
-    """A row of the operand table.
+    """The properties of an operand type.
 
     Attributes:
         short: Name in signatures.
         since: First HAL version with the type.
-        dtype: NumPy type of an element in memory; None where the service defines the contents. Booleans are
-            ``uint8``, since any byte but 0 is true, which ``bool_`` does not allow.
+        dtype: NumPy type of an element in memory; None if the service defines the contents. Booleans are ``uint8``, in
+            which any byte but 0 is true.
         is_scalar: True for scalars, False for tensors.
         scale: Rule for the scale: "zero", "non-negative", "positive" or "any".
         zero_points: Smallest and largest zero point; None for any.
@@ -72,12 +72,12 @@ class OperandInfo(Struct, frozen=True):
 
     @property
     def element_size(self) -> int:
-        """Bytes per element; 0 where the service defines the contents."""
+        """Bytes per element; 0 if the service defines the contents."""
         return 0 if self.dtype is None else self.dtype.itemsize
 
     @property
     def is_quantised(self) -> bool:
-        """True if values are (stored - zero point) x scale."""
+        """True if real values are (stored value - zero point) x scale."""
         return self.scale == "positive"
 
     @property
@@ -122,7 +122,7 @@ def is_extension(code: int) -> bool:
 
 
 def type_name(code: int) -> str:
-    """Return a name of an operand type for messages; never fails."""
+    """Return the name of an operand type, known or not, for messages."""
     info = OPERANDS.get(code)
     if info is not None:
         return info.type.name
@@ -130,14 +130,14 @@ def type_name(code: int) -> str:
 
 
 def check_type(type: int) -> int:
-    """Return an operand type. Raises `InvalidArgument` if it is not even a number."""
+    """Return an operand type as an int. Raises `InvalidArgument` if it is not a number."""
     if not isinstance(type, int):
         raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
     return type
 
 
 def operand_info(code: int) -> OperandInfo:
-    """Return the row of an operand type. Raises `InvalidArgument` for an unknown code or a type of an extension."""
+    """Return the properties of an operand type. Raises `InvalidArgument` for an unknown or extension type."""
     try:
         return OPERANDS[code]
     except KeyError:
@@ -145,13 +145,13 @@ def operand_info(code: int) -> OperandInfo:
 
 
 def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
-    """Return the byte size of an operand's value.
+    """Return the size of an operand's value in bytes.
 
     Args:
         dimensions: ``()`` for scalars and for tensors of unknown rank; 0 is an unknown dimension.
 
     Returns:
-        Bytes; 0 when the size is unknown or defined by an extension.
+        Bytes; 0 if the size is unknown or an extension defines it.
 
     Raises:
         InvalidArgument: The type is unknown, the rank too high, or the size does not fit in 32 bits.

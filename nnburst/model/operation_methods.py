@@ -1,8 +1,8 @@
 """Methods of `ModelBuilder`, one for each row of the operation table: `b.mean(x, [1, 2])`.
 
-`make tables` (docs/operation_methods.py) generates this module; a test compares the two. A method takes the inputs of
-the operation under the names of its row. A tensor may be an operand, an array, a list or a number. Where the row asks
-for a scalar, a number becomes one of its type. An input that may be omitted can be None.
+`make tables` (docs/operation_methods.py) generates this module. A method's arguments are the inputs in the operation's
+row, by name. A tensor is an operand, an array, a list or a number. A number for a scalar input gets the type in the row.
+None omits an input that can be omitted.
 """
 
 from __future__ import annotations

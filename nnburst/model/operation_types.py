@@ -18,7 +18,7 @@ class FusedActivation(enum.IntEnum):
 
 
 class PaddingScheme(enum.IntEnum):
-    """Implicit padding: SAME makes the output ceil(size / stride), VALID adds nothing."""
+    """Implicit padding: for SAME, the output's size is ceil(size / stride); VALID adds no padding."""
 
     SAME = 1
     VALID = 2
@@ -141,14 +141,14 @@ _FIRST_CODE_OF_VERSION = (
 
 
 def operation_since(operation: OperationType) -> HalVersion:
-    """Return the first HAL version with an operation; codes ascend from version to version."""
+    """Return the first HAL version that has an operation."""
     if operation is OperationType.OEM_OPERATION:
         return HalVersion.V1_0
     return next(version for first, version in _FIRST_CODE_OF_VERSION if operation >= first)
 
 
 def require_operation(code: object) -> int:
-    """Return the code of an operation, known or not. Raises `InvalidArgument` if it is not even a number."""
+    """Return the code of an operation, known or not. Raises `InvalidArgument` if it is not a number."""
     if not isinstance(code, int):
         raise InvalidArgument(
             f"{code!r}: give a member of OperationType, such as OperationType.RELU, or the name of an extension, such"
@@ -158,7 +158,7 @@ def require_operation(code: object) -> int:
 
 
 def operation_name(code: int) -> str:
-    """Return a name of an operation for messages; never fails."""
+    """Return the name of an operation, known or not, for messages."""
     try:
         return OperationType(code).name
     except ValueError:

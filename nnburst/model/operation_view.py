@@ -1,7 +1,6 @@
-"""Rows of the operation table, and views of operations, which give access to inputs by the row's names.
+"""Types of the operation table's rows, and views of operations with access to inputs by name.
 
-Validation, the builder and devices ask the same questions ("dimensions of x", "value of stride_w") at different times;
-the view answers with the values that are known at that time.
+Validation, the builder and devices use the same views, although different dimensions and values are known to each.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from .types import Array, Lifetime, OperandDesc, Operation, SymmPerChannelQuantP
 
 
 class UnknownYet(InvalidArgument):
-    """The exception for an answer that depends on a value or shape that is not yet known."""
+    """The exception for a result that depends on a value or shape that is not known yet."""
 
 
 class OutputSpec(Struct, frozen=True):
-    """An inferred output of an operation. If its quantisation is None, the output operand decides."""
+    """An inferred output of an operation. Quantisation of None is that of the output operand."""
 
     type: OperandType
     dimensions: tuple[int, ...]
@@ -30,7 +29,7 @@ class OutputSpec(Struct, frozen=True):
 
 
 class Param(Struct, frozen=True):
-    """One input in an input list."""
+    """An input or output in a list of a `Signature`."""
 
     name: str
     kinds: tuple[tuple[str, HalVersion], ...]
@@ -43,19 +42,19 @@ class Param(Struct, frozen=True):
 
 
 class Signature(Struct, frozen=True):
-    """The inputs and results of an operation: one row of the operation table, made by `signature`.
+    """A row of the operation table: the inputs and outputs of an operation. `signature` makes rows.
 
     Attributes:
         forms: Every accepted list of inputs, one for each choice of optional inputs.
-        types: Data types that the type variable T stands for, each with the first version that has it.
+        types: Operand types that T stands for, each with its first HAL version.
         outputs: Every accepted list of outputs, one for each choice of optional outputs.
-        infer: Function from the inputs to the outputs; raises `InvalidArgument` when the inputs do not fit together.
-        ranks: Smallest and largest rank of an input, by name; checked once the rank is known.
-        output_quantisation: Quantisation of the first output: the name of an input that has the same, a mapping
+        infer: Function that infers the outputs; raises `InvalidArgument` if the inputs do not fit together.
+        ranks: Smallest and largest rank of an input, by name. Unknown ranks are not checked.
+        output_quantisation: Quantisation of the first output: the name of an input with equal quantisation, a mapping
             {type: (scale, zero point)}, or None for any.
         check: Further rules on the operands of a model, or None.
-        zero_sized: True if 0 may be the size of an input's dimension, not only the sign that it is unspecified.
-        measured: True if sizes of outputs depend on the values of inputs, so that only a run finds them.
+        zero_sized: True if inputs can have a size of 0 in a run.
+        measured: True if output sizes depend on input values, so that only a run finds them.
     """
 
     forms: tuple[tuple[Param, ...], ...]
@@ -70,7 +69,7 @@ class Signature(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """An input list that an operation's inputs fit, with the positions in ``operation.inputs`` of each name."""
+    """The input list that an operation's inputs fit: the positions in ``operation.inputs``, by name."""
 
     data_type: OperandType
     positions: Mapping[str, tuple[int, ...]]
@@ -81,8 +80,8 @@ class OperationView:
     """An operation that gives access to its operands by name.
 
     Attributes:
-        match: The input list of the signature that the inputs fit.
-        partial: True if a 0 in `dims` is an unknown dimension, False if it is a real size.
+        match: The input list that the inputs fit.
+        partial: True if 0 in `dims` is an unknown size, False if it is a real size.
     """
 
     partial = True
@@ -103,7 +102,6 @@ class OperationView:
 
     @property
     def data_type(self) -> OperandType:
-        """The operand type for T of the signature."""
         return self.match.data_type
 
     @property
@@ -114,7 +112,7 @@ class OperationView:
         return self.operation.inputs[self.match.positions[name][which]]
 
     def count(self, name: str) -> int:
-        """Return the number of inputs with a name; 0 for an option that is not in the list."""
+        """Return the number of inputs with a name; 0 if an option is missing."""
         return len(self.match.positions.get(name, ()))
 
     def operand(self, name: str, which: int = 0) -> OperandDesc:
@@ -124,7 +122,7 @@ class OperationView:
         return self._operands[self.operation.outputs[which]]
 
     def given(self, name: str) -> bool:
-        """Return True if the input is in the list and not omitted."""
+        """Return True if an input is present and not omitted."""
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
@@ -142,14 +140,14 @@ class OperationView:
         return None if self._known is None else self._known(index)
 
     def value(self, name: str) -> Array:
-        """Return the stored value of an input. Raises `UnknownYet` if only the request or a run has it."""
+        """Return an input's stored value. Raises `UnknownYet` if the value is not known yet."""
         value = self._value_of(self.index(name))
         if value is None:
             raise UnknownYet(f"the value of {name} is not known")
         return value
 
     def integer(self, name: str, default: int = 0, *, least: int | None = None) -> int:
-        """Return an integer or boolean input, or its default. Raises `InvalidArgument` if it is below `least`."""
+        """Return an integer or boolean input, or the default. Raises `InvalidArgument` for a number below `least`."""
         number = int(self.value(name).reshape(-1)[0]) if self.count(name) else default
         if least is not None and number < least:
             raise InvalidArgument(f"{name} is {number}; it must be at least {least}")
@@ -159,11 +157,10 @@ class OperationView:
         return [int(number) for number in self.value(name).reshape(-1)]
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """Return a floating point scalar input, or its default."""
         return float(self.value(name).reshape(-1)[0]) if self.count(name) else default
 
     def axes(self, name: str, rank: int) -> tuple[int, ...]:
-        """Return the axes in a tensor input: counted from the front, ascending, each once."""
+        """Return the axes in a tensor input, counted from the front, in ascending order, without duplicates."""
         axes = self.integers(name)
         if any(not -rank <= axis < rank for axis in axes):
             raise InvalidArgument(f"{name} {axes} are not all axes of rank {rank}")
@@ -177,12 +174,12 @@ class OperationView:
         return axis % rank
 
     def infer(self) -> tuple[OutputSpec, ...]:
-        """Infer the outputs. Raises `UnknownYet` while a value that decides their shape is unknown."""
+        """Infer the outputs. Raises `UnknownYet` if a value that determines a shape is not known yet."""
         specs, count = self.row.infer(self), len(self.operation.outputs)
         return specs[:count] if count else specs
 
     def check_ranks(self) -> None:
-        """Check the known ranks of the inputs; `infer` relies on this check."""
+        """Check the known ranks of the inputs. To be called before `infer`."""
         for name, (least, most) in self.row.ranks.items():
             for which in range(self.count(name)):
                 rank = len(self.operand(name, which).dimensions)
@@ -191,7 +188,7 @@ class OperationView:
                     raise InvalidArgument(f"{name} has rank {rank}; it must be {wanted}")
 
     def check(self) -> None:
-        """Check ranks and quantisation: the part of rule V8 about operands."""
+        """Check ranks and quantisation of the operands (rule V8)."""
         self.check_ranks()
         self._check_output_quantisation()
         if self.row.check is not None:
@@ -202,7 +199,7 @@ class OperationView:
         out = self.output()
         if scale is None or not operand_info(out.type).is_quantised:
             return
-        # Either scale may have passed through float32.
+        # Either scale may have been rounded to float32.
         if np.float32(out.scale) != np.float32(scale) or out.zero_point != zero_point:
             raise InvalidArgument(
                 f"the output has scale {out.scale:g} and zero point {out.zero_point}; "
@@ -210,7 +207,7 @@ class OperationView:
             )
 
     def output_quantisation(self) -> tuple[float | None, int | None]:
-        """Return the prescribed (scale, zero point) of the output, or (None, None)."""
+        """Return the required (scale, zero point) of the output; (None, None) for any."""
         rule = self.row.output_quantisation
         if not self.info.is_quantised:
             return None, None

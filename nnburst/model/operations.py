@@ -1,8 +1,7 @@
-"""The operation table, with one row per operation, and views of operations through their rows.
+"""Views of operations through the rows of the operation table.
 
-A row has all facts about an operation that do not depend on a device: its first version, inputs, outputs, data types
-and the inference of output shapes. To add an operation, add its code to `operation_types.py`, its row to the family
-in `rows/` and its kernel to the reference device.
+A row has all properties of an operation that do not depend on a device. To add an operation, add its code to
+`operation_types.py`, a row to a module of `rows/`, and a kernel to the reference device.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def view_operation(
         with_outputs: See `match_signature`.
 
     Returns:
-        The view; None for an operation without a signature: OEM_OPERATION, or an operation of an extension.
+        The view; None for OEM_OPERATION or an extension's operation, which have no signature.
 
     Raises:
         InvalidArgument: The operation does not fit its signature.

@@ -1,4 +1,4 @@
-"""Partitioning: cutting a model into parts for several devices."""
+"""Partitioning of a model into parts for several devices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _COMPUTED = (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT)
 
 
 class Part(Struct, frozen=True):
-    """The operations of a model that one device runs one after the other, as a separate model.
+    """A part of a model, which one device runs as a separate model.
 
     Attributes:
-        device: The device, as the caller numbers devices.
-        operations: Indexes of the operations in the main subgraph, in running order.
-        model: The part as a model. Its constants are in the same places as the whole model's.
-        inputs: Operands of the main subgraph, one per input of `model`.
-        outputs: Operands of the main subgraph, one per output of `model`.
+        device: The caller's number of the device.
+        operations: Indexes of the part's operations in the main subgraph, in running order.
+        model: The part as a model, which shares the whole model's constants.
+        inputs: Indexes of operands in the main subgraph, one per input of `model`.
+        outputs: Indexes of operands in the main subgraph, one per output of `model`.
     """
 
     device: int
@@ -36,12 +36,12 @@ class Part(Struct, frozen=True):
 
 
 def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
-    """Cut a valid model greedily into few parts, and return them in running order.
+    """Cut a valid model into few parts by a greedy algorithm. Return the parts in running order.
 
-    An IF or WHILE stays whole: its subgraphs belong to the same part.
+    The subgraphs of an IF or WHILE belong to the operation's part.
 
     Args:
-        chosen: The device of each operation of the main subgraph.
+        chosen: Number of the device for each operation of the main subgraph.
 
     Raises:
         GeneralFailure: A value between two parts has no known size.
@@ -57,7 +57,7 @@ def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
 
     while waiting:
         device, group = next(chosen[n] for n in waiting if able(n)), []
-        for n in waiting:  # They are in execution order, so an operation's inputs come before it.
+        for n in waiting:  # in execution order
             if chosen[n] == device and able(n):
                 group.append(n)
                 done.add(n)
@@ -119,18 +119,17 @@ def _part(model: Model, device: int, group: Sequence[int], writer: dict[int, int
 
 
 def has_known_size(operand: OperandDesc) -> bool:
-    """Return True if the size of an operand in bytes is known before a run."""
     if operand.type not in OPERANDS or operand_info(operand.type).dtype is None:
         return False
     return operand_info(operand.type).is_scalar or is_fully_specified(operand.dimensions)
 
 
 def regions(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
-    """Place values in one pool so that values that live at the same time do not overlap.
+    """Place values in one pool. Values that are needed at the same time do not overlap.
 
     Args:
         sizes: Bytes of each value.
-        lives: First and last step of each value, ordered by first step.
+        lives: First and last part that needs each value, ordered by first part.
 
     Returns:
         The offsets, which are multiples of 64, and the size of the pool in bytes.

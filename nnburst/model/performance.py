@@ -1,4 +1,4 @@
-"""The cost of a model on a device, by the device's capabilities."""
+"""The cost of operations on a device, estimated from the device's capabilities."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from .rows import OPERATIONS, recurrent
 from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 
 NEVER = 3.4028234663852886e38
-"""Cost of an operand type that the device says nothing about: the largest float32."""
+"""Cost of an operand type that a device's capabilities lack: the largest float32."""
 _ELEMENT = 16
-"""Multiplications and additions of a matrix product that take as long as one of an elementwise operation."""
+"""Number of multiplications in a matrix product that take as long as one in an elementwise operation."""
 _PRODUCTS = {kind for kind, row in OPERATIONS.items() if {"filter", "bias"} <= {param.name for param in row.forms[0]}}
-"""Operations with the inputs x, a filter and a bias."""
 _CELLS = recurrent.ROWS.keys()
-"""Recurrent operations, which multiply a row by all their matrices in each step."""
+"""Recurrent operations, which multiply a row by all matrices in each step."""
 _FLOATS = {OperandType.TENSOR_FLOAT32: "relaxed_tensor", OperandType.FLOAT32: "relaxed_scalar"}
 
 
@@ -27,19 +26,19 @@ def operation_cost(
     capabilities: Capabilities,
     branches: dict[int, float] | None = None,
 ) -> float:
-    """Return the cost of one operation: its work in the type of its first operand, plus its fixed overhead.
+    """Return the cost of an operation: the work times the cost of its first operand's type, plus a fixed cost.
 
-    An IF also costs the mean of its branches, a WHILE one run of its condition and its body.
+    An IF costs a fixed cost plus the mean of its branches, a WHILE a fixed cost plus one run of condition and body.
 
     Args:
-        branches: Known costs of referenced subgraphs, by number. The function adds new ones, so that each is
-            computed once, however many operations refer to it.
+        branches: Known costs of referenced subgraphs, by number, to which this function adds the costs that it
+            computes.
     """
     known_branches = {} if branches is None else branches
 
     def branch(position: int) -> float:
         wanted = graph.operands[operation.inputs[position]].location.offset
-        todo = [wanted]  # The innermost subgraph comes last. A valid model has no cycles.
+        todo = [wanted]  # innermost subgraph last; a valid model has no cycles
         while wanted not in known_branches:
             inner = model.referenced[todo[-1]]
             refers = (each.location.offset for each in inner.operands if each.lifetime == Lifetime.SUBGRAPH)
@@ -67,7 +66,7 @@ def operation_cost(
 
 
 def operation_work(graph: Subgraph, operation: Operation) -> int:
-    """Estimate the multiplications and additions of an operation; an unknown dimension counts as 1."""
+    """Estimate the multiplications and additions of an operation. An unknown dimension counts as 1."""
 
     def elements(index: int) -> int:
         return math.prod(size or 1 for size in graph.operands[index].dimensions)

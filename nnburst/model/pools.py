@@ -1,4 +1,4 @@
-"""The source of memory pools for large constants."""
+"""The function that makes memory pools for large constants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .types import MemoryLike
 
 PoolFactory = Callable[[int], "MemoryLike"]
-"""A function that returns writable memory of a size in bytes, for large constants of a model."""
+"""A function that returns writable memory for constants, of a size in bytes."""
 
 _given: list[PoolFactory] = []
 
@@ -17,12 +17,10 @@ _given: list[PoolFactory] = []
 def provide_pools(factory: PoolFactory) -> None:
     """Set the function that makes pools for large constants.
 
-    The package calls this when it is imported. Without it, models can be described and checked without the C core
-    and shared memory.
+    The import of `nnburst` calls this function. So `nnburst.model` needs neither the C core nor shared memory.
     """
     _given[:] = [factory]
 
 
 def make_pool(nbytes: int) -> MemoryLike:
-    """Return memory for constants, of a size in bytes."""
     return _given[0](nbytes)

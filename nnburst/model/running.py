@@ -12,7 +12,7 @@ from ..errors import ErrorStatus, NNBurstError, OutputShape
 from .types import NO_TIMING, MeasureTiming, Timing
 
 ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
-"""The result of an execution: status, one shape per output or none, timing. A `Failure` adds a reason."""
+"""The result of an execution: status, shapes (one per output, or none), timing. A `Failure` also has a reason."""
 
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -23,7 +23,7 @@ class RunOptions(Struct, frozen=True):
     Attributes:
         measure: True to measure the `Timing`.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
-        loop_timeout_ns: Longest duration of a WHILE loop, 0 for the default of 2 s.
+        loop_timeout_ns: Time limit of a WHILE in nanoseconds; 0 for the default of 2 s.
     """
 
     measure: MeasureTiming = MeasureTiming.NO
@@ -32,10 +32,10 @@ class RunOptions(Struct, frozen=True):
 
 
 class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
-    """An `ExecutionResult` with the reason for the failure.
+    """An `ExecutionResult` of a failure, with a reason.
 
     Attributes:
-        reason: A sentence, for people.
+        reason: A sentence for people.
     """
 
     reason: str
@@ -47,9 +47,9 @@ class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Convert an exception to the result that the client gets; no other function does this.
+    """Convert an exception to the result for the client.
 
-    The status is the exception's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for lack of memory; else
+    The status is that of an `NNBurstError`, if it can be sent; RESOURCE_EXHAUSTED_TRANSIENT for a `MemoryError`; else
     GENERAL_FAILURE.
     """
     if isinstance(error, NNBurstError):
@@ -60,22 +60,22 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def took_too_long(reason: str, max_run: float) -> str:
-    """Return a sentence for a run that exceeded its service's time limit, in seconds."""
+    """Return the reason for a run that exceeded the service's time limit of `max_run` seconds."""
     return f"{reason}; this service ends a run after {max_run:g} s (nnburst serve --max-run, launch(max_run=...))"
 
 
 def _sendable(status: ErrorStatus) -> ErrorStatus:
-    """Return a status, or GENERAL_FAILURE for one that is never sent, such as the death of the other side."""
+    """Return a status; GENERAL_FAILURE for a status that is never sent, such as DEAD_OBJECT."""
     return status if status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT else ErrorStatus.GENERAL_FAILURE
 
 
 def consistent_result(
     status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing, reason: str = ""
 ) -> ExecutionResult:
-    """Drop the parts that a result must not have (REQ-MODEL-077).
+    """Make a result consistent (REQ-MODEL-077).
 
-    OUTPUT_INSUFFICIENT_SIZE without shapes becomes a general failure, and so does NONE with an output that was too
-    small. Other errors lose their shapes. Errors lose their times, and so do results with contradictory times.
+    OUTPUT_INSUFFICIENT_SIZE without shapes, and NONE with an output that was too small, become GENERAL_FAILURE. Other
+    errors lose their shapes. All errors, and results with contradictory times, lose their times.
     """
     status = _sendable(status)
     if status is ErrorStatus.NONE and all(shape.is_sufficient for shape in shapes):
@@ -89,5 +89,4 @@ def consistent_result(
 
 
 def reason_of(result: ExecutionResult) -> str:
-    """Return the reason for which an execution failed; empty if unknown."""
     return result.reason if isinstance(result, Failure) else ""

@@ -1,14 +1,24 @@
-"""A small language for the input lists of operations, and the matching of operations with it (rule V8).
+"""A small language for the input lists of operations, and the matching of operations with the lists (rule V8).
 
-An input list is written as names with kinds, in order, with ``[ ]`` around trailing options::
+An input list consists of names with kinds, in order, with ``[ ]`` around trailing options::
 
     x:T filter:W bias:B scheme:i32 stride_w:i32 stride_h:i32 act:i32 [nchw:bool@1.2 [dilation_w:i32 dilation_h:i32]]
 
-Kinds are: ``T`` the row's data type; ``any`` every type; a kind of `_FOLLOWS`, which depends on T (``fx`` a float
-scalar, ``W`` a filter, ``B`` a bias …); otherwise short names of the operand table, with ``|`` between alternatives.
-``T+`` is one input or more, ``T*`` none or more, ``@1.2`` the first version of an option or type, ``I32?`` an input
-that may be omitted (in the list, but without a value), ``x/2-4:T`` an input of rank 2 to 4. Output lists look alike;
-``out:T=x`` is quantised like x.
+Kinds:
+
+* ``T``: the operation's data type
+* ``any``: every type
+* a kind in `_FOLLOWS`, which depends on T, such as ``fx`` (float scalar), ``W`` (filter) and ``B`` (bias)
+* short names of operand types, with ``|`` between alternatives
+
+Notations:
+
+* ``T+``: one or more inputs
+* ``T*``: any number of inputs
+* ``@1.2``: first HAL version of an option or type
+* ``I32?``: an input that can be omitted (in the list, but without a value)
+* ``x/2-4:T``: an input of rank 2 to 4
+* ``out:T=x``: an output with the quantisation of x
 """
 
 from __future__ import annotations
@@ -50,16 +60,16 @@ _FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
     "delta": {_T.TENSOR_QUANT16_ASYMM: _QUANT8},
     "cast": dict.fromkeys((*_CASTS,), _CASTS),
 }
-"""Types of the kinds that depend on T, by T; T itself where no row exists."""
+"""By kind and T: operand types of the kind. A kind without an entry for T is T itself."""
 
 
 def _accepts(param: Param, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
-    """Return True if an operand of a type fits a parameter when the data type is `data_type`."""
+    """Return True if a parameter accepts an operand type, given the data type for T."""
     return any(operand_type in types_of(kind, data_type) and version >= since for kind, since in param.kinds)
 
 
 def types_of(kind: str, data_type: OperandType | None) -> tuple[OperandType, ...]:
-    """Return the operand types that a kind stands for."""
+    """Return the operand types of a kind, given the data type for T."""
     if kind in _BY_SHORT:
         return (_BY_SHORT[kind],)
     if kind == "any":
@@ -91,7 +101,7 @@ def _param(text: str) -> Param:
 
 
 def _expand(form: str) -> list[tuple[Param, ...]]:
-    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). An option inherits the version of the parameter before it."""
+    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c), without a parameter older than the one before it."""
     expansions: list[tuple[Param, ...]] = []
     params: list[Param] = []
     for level in form.replace("]", "").split("["):
@@ -115,9 +125,9 @@ def signature(
     zero_sized: bool = False,
     measured: bool = False,
 ) -> Signature:
-    """Build a table row from text: input lists, data types such as ``"F32 F16@1.2 Q8"``, output lists.
+    """Make a table row from text: input lists, data types such as ``"F32 F16@1.2 Q8"``, output lists.
 
-    The module's docstring explains the language, `Signature` the options.
+    The module's docstring explains the language, and `Signature` the options.
     """
     kinds = [_kinds(word)[0] for word in types.split()]
     inputs, results = _expand_all(forms), _expand_all(outputs)
@@ -139,7 +149,7 @@ def _expand_all(texts: str | Sequence[str]) -> tuple[tuple[Param, ...], ...]:
 
 
 def _spread(form: tuple[Param, ...], count: int) -> list[Param] | None:
-    """Repeat the variadic parameter until each input has one; return None if the count cannot fit."""
+    """Repeat the variadic parameter to get `count` parameters; return None if that is impossible."""
     many = next((param for param in form if param.variadic), None)
     extra = count - len(form)
     if many is None or extra == 0:
@@ -160,13 +170,13 @@ def match_signature(
     *,
     with_outputs: bool = True,
 ) -> Match:
-    """Return the input list that an operation's inputs fit, after a check of its outputs' number and types.
+    """Return the input list that an operation's inputs fit. Also check number and types of the outputs.
 
     Args:
-        with_outputs: False if the outputs do not exist yet, while a builder infers them.
+        with_outputs: False if the outputs do not exist yet.
 
     Raises:
-        InvalidArgument: No input list fits; the message names the nearest one.
+        InvalidArgument: No input list fits, or the outputs do not. The message is about the list that fits best.
     """
     types = [operands[index].type for index in operation.inputs]
     problems: list[tuple[int, str]] = [(-1, f"{len(types)} inputs, but it takes {_counts(row)}")]
@@ -192,7 +202,7 @@ def _counts(row: Signature) -> str:
 
 
 def _data_type(spread: list[Param], types: list[int]) -> OperandType | None:
-    """Return the type of the first input whose kind is T."""
+    """Return the type of the first input of kind T."""
     for param, operand_type in zip(spread, types, strict=True):
         if param.kinds[0][0] == "T":
             return OperandType(operand_type) if operand_type in OPERANDS else None
@@ -202,7 +212,7 @@ def _data_type(spread: list[Param], types: list[int]) -> OperandType | None:
 def _first_problem(
     spread: list[Param], types: list[int], data_type: OperandType | None, row: Signature, version: HalVersion
 ) -> tuple[int, str] | None:
-    """Return (position, text) of the first input that does not fit, or None."""
+    """Return (position, message) of the first input that does not fit; None if all fit."""
     since = None if data_type is None else row.types.get(data_type)
     if since is None or version < since:
         position = next(i for i, param in enumerate(spread) if param.kinds[0][0] == "T")

@@ -1,4 +1,4 @@
-"""Enumerations and plain values of models and requests."""
+"""Types of models and requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UINT64_MAX = 2**64 - 1
 
 @runtime_checkable
 class MemoryLike(Protocol):
-    """A shared memory pool. `nnburst.Memory` is the implementation; size and offsets are in bytes."""
+    """A pool of shared memory, implemented by `nnburst.Memory`. Size and offsets are in bytes."""
 
     @property
     def kind(self) -> str: ...
@@ -70,7 +70,7 @@ class DeviceStatus(enum.IntEnum):
 
 
 class DeviceType(enum.IntEnum):
-    """The kind of hardware under a device."""
+    """The kind of hardware that a device uses."""
 
     OTHER = 1
     CPU = 2
@@ -79,7 +79,7 @@ class DeviceType(enum.IntEnum):
 
 
 class MeasureTiming(enum.IntEnum):
-    """The choice whether an execution is timed."""
+    """The choice to measure the duration of an execution, or not."""
 
     NO = 0
     YES = 1
@@ -102,7 +102,7 @@ class SymmPerChannelQuantParams(Struct, frozen=True):
 
 MAX_OPERANDS = 65536
 """Largest number of operands, operations, names or arguments in one model or request."""
-# These limits hold before a message is decoded: a short one cannot demand much memory.
+# Decoding applies these limits, so that a short message cannot use much memory.
 _Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
@@ -110,9 +110,9 @@ _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 class OperandDesc(Struct, frozen=True):
     """A value of a subgraph.
 
-    ``type`` is an `OperandType` value or an extension type above 0xFFFF. In ``dimensions``, 0 is an unspecified
-    size; ``()`` is an unspecified rank of a tensor. ``extra_params`` belongs to TENSOR_QUANT8_SYMM_PER_CHANNEL
-    (`SymmPerChannelQuantParams`) and to extension types (bytes).
+    ``type`` is an `OperandType` value, or an extension type above 0xFFFF. In ``dimensions``, 0 is an unknown size;
+    ``()`` is a scalar or an unknown rank. ``extra_params`` is a `SymmPerChannelQuantParams` for
+    TENSOR_QUANT8_SYMM_PER_CHANNEL, and can be bytes for extension types.
     """
 
     type: int
@@ -126,18 +126,18 @@ class OperandDesc(Struct, frozen=True):
 
     @property
     def is_scalar(self) -> bool:
-        """True if the type is a known scalar type."""
+        """True if the type is an NNAPI scalar type."""
         info = OPERANDS.get(self.type)
         return info is not None and info.is_scalar
 
     @property
     def meaning(self) -> tuple[Any, ...]:
-        """The facts that give an operand's bytes their meaning; equal for two operands whose bytes mean the same."""
+        """The type and quantisation. Bytes of operands with equal meaning are interchangeable."""
         return self.type, self.scale, self.zero_point, self.extra_params
 
 
 class Operation(Struct, frozen=True):
-    """An operation; ``inputs`` and ``outputs`` index the operands of the same subgraph."""
+    """An operation. ``inputs`` and ``outputs`` are indexes of operands in the operation's subgraph."""
 
     type: int
     inputs: _Indexes
@@ -145,7 +145,7 @@ class Operation(Struct, frozen=True):
 
 
 class Subgraph(Struct, frozen=True):
-    """Operands, operations in execution order, and the indexes of its inputs and outputs."""
+    """Operands, operations in execution order, and the indexes of input and output operands."""
 
     operands: Annotated[tuple[OperandDesc, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     operations: Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
@@ -161,9 +161,9 @@ class Model(Struct, frozen=True):
         referenced: The subgraphs of IF and WHILE.
         operand_values: Values of CONSTANT_COPY operands of all subgraphs.
         pools: Pools of CONSTANT_REFERENCE operands of all subgraphs.
-        relax_computation_float32_to_float16: Allow the precision of float16 for float32.
+        relax_computation_float32_to_float16: Permit float32 computations with the range or precision of float16.
         extension_name_to_prefix: A number for each extension that the model uses.
-        input_names, output_names: Names for `Session.run`: none, or one for each input or output of `main`.
+        input_names, output_names: Names for `Session.run`: none at all, or one for each input or output of `main`.
 
     Example:
         >>> model.input_names, len(model.main.operations)
@@ -181,7 +181,7 @@ class Model(Struct, frozen=True):
 
 
 class RequestArgument(Struct, frozen=True):
-    """The place of one input or output of a request. Empty ``dimensions`` stand for the model's."""
+    """The memory of an input or output in a request. Empty ``dimensions`` are those of the model."""
 
     has_no_value: bool = False
     location: DataLocation = DataLocation()
@@ -189,15 +189,15 @@ class RequestArgument(Struct, frozen=True):
 
 
 class BufferDesc(Struct, frozen=True):
-    """A description of a driver-managed buffer. Its dimensions are combined with those of the buffer's roles."""
+    """A description of a driver-managed buffer. ``dimensions`` are merged with those of the buffer's roles."""
 
     dimensions: tuple[int, ...] = ()
 
 
 class BufferRole(Struct, frozen=True):
-    """A use of a driver-managed buffer: input or output ``io_index`` of a model in the list beside it.
+    """A use of a driver-managed buffer, as the input or output ``io_index`` of model ``model_index`` in a list.
 
-    ``frequency`` in (0, 1] is a hint for where to place the buffer.
+    ``frequency``, in (0, 1], is a hint for the placement of the buffer.
     """
 
     model_index: int
@@ -206,7 +206,7 @@ class BufferRole(Struct, frozen=True):
 
 
 class BufferId(Struct, frozen=True):
-    """A driver-managed buffer as a pool of a request. It is used whole: its argument has offset and length 0."""
+    """A driver-managed buffer as a pool of a request. An argument in the buffer has offset and length 0."""
 
     id: int
 
@@ -216,15 +216,15 @@ _Position = Annotated[int, msgspec.Meta(ge=0, lt=MAX_OPERANDS)]
 
 
 class Steps(Struct, frozen=True):
-    """A pool of a request that runs its model several times, one step after the other.
+    """An entry among a request's pools that makes the request run the model several times, in steps.
 
-    The region of an argument contains the values of all steps in order; its dimensions are those of one step.
+    An argument's region contains the values of all steps in order. The argument's dimensions are those of one step.
 
     Attributes:
         count: Number of steps.
-        state: Pairs of positions (output, input): the next step reads the output of a step as its input.
-            Both are driver-managed buffers. The first step reads the input's buffer; the output's buffer gets the
-            last step's result once all steps have succeeded. No other argument is in a buffer.
+        state: Pairs of positions (output, input). Each step reads the output of the step before as this input. Both
+            arguments are in driver-managed buffers, and no other argument is. The first step reads the input's buffer.
+            After all steps have succeeded, the output's buffer contains the last step's result.
     """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
@@ -232,11 +232,11 @@ class Steps(Struct, frozen=True):
 
 
 Named = BufferId | Steps
-"""Pools of a request, or slots of a burst, that are not memory."""
+"""An entry among a request's pools, or in a slot of a burst, that is not memory."""
 
 
 class Request(Struct, frozen=True):
-    """The arguments of one execution, or of several steps. Their ``location.pool_index`` refers to ``pools``."""
+    """The arguments of an execution, which refer to ``pools`` by ``location.pool_index``."""
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
@@ -244,12 +244,12 @@ class Request(Struct, frozen=True):
 
     @property
     def steps(self) -> Steps | None:
-        """The `Steps` among the pools; None if the model runs once."""
+        """The `Steps` among the pools; None if the request runs the model once."""
         return next((pool for pool in self.pools if isinstance(pool, Steps)), None)
 
 
 class Timing(Struct, frozen=True):
-    """Durations in microseconds; None if not known (``UINT64_MAX`` in the packets of a burst)."""
+    """Durations in microseconds; None if unknown (``UINT64_MAX`` in the packets of a burst)."""
 
     time_on_device: int | None = None
     time_in_driver: int | None = None
@@ -259,7 +259,7 @@ NO_TIMING = Timing()
 
 
 class PerformanceInfo(Struct, frozen=True):
-    """The cost relative to a CPU baseline of 1: above 0, smaller is better."""
+    """A cost, above 0 and relative to a CPU baseline of 1. Smaller is better."""
 
     exec_time: float = 1.0
     power_usage: float = 1.0
@@ -270,7 +270,7 @@ class Capabilities(Struct, frozen=True):
 
     Attributes:
         operation_time: Fixed time of each operation beyond the baseline's. The unit is the baseline's time for one
-            multiplication and addition, as for ``exec_time`` of a type.
+            multiplication and addition.
     """
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()

@@ -40,13 +40,13 @@ _NOWHERE = DataLocation()
 
 
 def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
-    """Check a model. Each device does so before it answers a question about the model.
+    """Check a model. Each device checks a model before all other work on it.
 
     Args:
-        version: HAL version of the model; anything newer in the model is an error (REQ-MODEL-044).
+        version: HAL version of the model, in which newer features are an error (REQ-MODEL-044).
 
     Raises:
-        InvalidArgument: A rule is violated; the message names the rule and the operand or operation.
+        InvalidArgument: A rule is violated. The message names the rule and the operand or operation.
     """
     if not model.main.operations or not model.main.operands:
         raise InvalidArgument("V1: the main subgraph has no operation or no operand")
@@ -70,7 +70,7 @@ def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
 
 @contextlib.contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Put the place in front of the message of an `InvalidArgument` from the with block."""
+    """Put `place` in front of the message of an `InvalidArgument` from the with block."""
     try:
         yield
     except InvalidArgument as error:
@@ -293,7 +293,7 @@ def _check_data_flow(subgraph: Subgraph, name: str) -> None:
 
 
 def _check_references(model: Model) -> None:
-    """Check that no subgraph reaches itself (rule V15)."""
+    """Check that no subgraph refers to itself, directly or not (rule V15)."""
     edges = {i: _referenced_by(subgraph) for i, subgraph in enumerate(model.referenced)}
     try:
         TopologicalSorter(edges).prepare()

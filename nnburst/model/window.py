@@ -1,4 +1,4 @@
-"""Geometry of image operations: sliding windows, moved blocks, positions that a resize reads."""
+"""Geometry of image operations: sliding windows, moved blocks, and positions of a resize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import Array
 
 
 class Axis(Struct, frozen=True):
-    """One spatial axis of a sliding window. All numbers are elements; an `out` of 0 is not known yet."""
+    """One spatial axis of a sliding window, in elements. An `out` of 0 is unknown."""
 
     size: int
     filter: int
@@ -24,12 +24,11 @@ class Axis(Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """True without padding."""
         return self.head == 0 and self.tail == 0
 
 
 class WindowGeometry(Struct, frozen=True):
-    """A window that slides over an image, in NHWC terms whatever the layout in memory."""
+    """A window that slides over an image."""
 
     batch: int
     channels: int
@@ -38,13 +37,12 @@ class WindowGeometry(Struct, frozen=True):
     nchw: bool
 
     def output_dims(self, channels: int) -> tuple[int, int, int, int]:
-        """Return the dimensions of the output, in the operation's layout."""
         h, w = self.height.out, self.width.out
         return (self.batch, channels, h, w) if self.nchw else (self.batch, h, w, channels)
 
 
 def image_dims(view: OperationView) -> tuple[int, int, int, int, bool]:
-    """Return (batch, height, width, channels, True for NCHW)."""
+    """Return (batch, height, width, channels, True for NCHW) of x."""
     dims = view.dims("x")
     if len(dims) != 4:
         raise InvalidArgument(f"x has rank {len(dims)}; it must be 4")
@@ -80,7 +78,7 @@ def _axis(view: OperationView, size: int, filter_size: int, stride_name: str, si
 def _transposed_axis(
     view: OperationView, size: int, filter_size: int, stride_name: str, sides: tuple[str, str], given: int | None
 ) -> Axis:
-    """Return an axis of a transposed convolution: `size` is the image's, `out` the larger result's."""
+    """Return an axis of a transposed convolution with an image of `size` elements."""
     stride = view.integer(stride_name, least=1)
     if filter_size < 1:
         raise InvalidArgument(f"the filter is {filter_size} wide; it must be at least 1")
@@ -102,7 +100,7 @@ def _transposed_axis(
 
 
 def transposed_axes(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return the geometry of a transposed convolution. A negative `tail` is a margin that no product reaches."""
+    """Return the geometry of a transposed convolution. A negative `tail` counts last elements without a product."""
     batch, height, width, channels, nchw = image_dims(view)
     given: tuple[int | None, int | None] = (None, None)
     if view.count("out_shape"):
@@ -120,7 +118,7 @@ def transposed_axes(view: OperationView, filter_height: int, filter_width: int) 
 
 
 def window_geometry(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return the geometry of an operation whose strides and padding have their usual names."""
+    """Return the geometry of a convolution or pool."""
     batch, height, width, channels, nchw = image_dims(view)
     return WindowGeometry(
         batch,
@@ -132,7 +130,7 @@ def window_geometry(view: OperationView, filter_height: int, filter_width: int) 
 
 
 def block_axes(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return six axes that split a padded NHWC image into blocks: their sizes, and their order after the move."""
+    """Return the sizes of six axes that split a padded NHWC image into blocks, and the axes' new order."""
     (b, h, w, c), block = dims, view.integers("block")
     down, right = block if len(block) == 2 else block * 2
     match view.operation.type:
@@ -146,7 +144,7 @@ def block_axes(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[int, .
 
 
 def _resize_positions(view: OperationView, size: int, out: int, *, centred: bool) -> Array:
-    """Return the position in the image, in float32, of each element of the result."""
+    """Return the position in the image of each element of the result, in float32."""
     align, half = bool(view.integer("align_corners", 0)), bool(view.integer("half_pixel", 0))
     step = np.float32(size - 1) / np.float32(out - 1) if align and out > 1 else np.float32(size) / np.float32(out)
     offset = np.float32(0.5 if half else 0)
@@ -155,19 +153,19 @@ def _resize_positions(view: OperationView, size: int, out: int, *, centred: bool
 
 
 def nearest_places(view: OperationView, size: int, out: int) -> Array:
-    """Return the source element of each result element: rounded with aligned corners, else rounded down."""
+    """Return the source of each result element: rounded for aligned corners, else rounded down."""
     place = _resize_positions(view, size, out, centred=False)
     half = np.float32(0.5 if view.integer("align_corners", 0) else 0)
     return np.minimum(np.floor(place + half).astype(np.int64), size - 1)
 
 
 def neighbour_places(view: OperationView, size: int, out: int) -> tuple[Array, Array, Array]:
-    """Return the two source elements around each result element, and the weight of the second."""
+    """Return the two source elements around each result element, and the second one's weight."""
     place = np.clip(_resize_positions(view, size, out, centred=True), 0, size - 1)
     first = np.floor(place).astype(np.int64)
     return first, np.minimum(first + 1, size - 1), place - first
 
 
 def rows_first(size: tuple[int, ...], out: tuple[int, ...]) -> bool:
-    """Return True if a resize does rows first, because that makes the intermediate array smaller."""
+    """Return True if resizing the rows first makes the intermediate array smaller."""
     return out[0] * size[1] <= size[0] * out[1]

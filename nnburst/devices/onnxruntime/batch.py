@@ -25,8 +25,6 @@ _MOST_SHAPES = 8
 
 
 class Batch:
-    """Arrays and runs for a batch of requests with equal shapes."""
-
     def __init__(
         self, graph: Graph, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], most: int
     ) -> None:

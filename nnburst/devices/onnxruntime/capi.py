@@ -112,7 +112,6 @@ class _Api:
         self.allocator = self.get("GetAllocatorWithDefaultOptions")
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function. Raises `OrtError` or `MemoryError`."""
         status = self._functions[name](*arguments)
         if not status:
             return
@@ -193,7 +192,6 @@ class SessionOptions:
     )
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Set an option by its name."""
         _api.call("AddSessionConfigEntry", self.handle, key.encode(), os.fsencode(value))
 
     def add_initializer(self, name: str, value: OrtValue) -> None:
@@ -358,7 +356,6 @@ class IOBinding:
             _api.call("BindOutputToDevice", self.handle, name.encode(), _api.memory)
 
     def get_outputs(self) -> list[OrtValue]:
-        """Return the outputs of the last run, in binding order."""
         values, count = ffi.new("void ***"), ffi.new("size_t *")
         _api.call("GetBoundOutputValues", self.handle, _api.allocator, values, count)
         outputs = [OrtValue(_api.own("Value", values[0][i])) for i in range(count[0])]

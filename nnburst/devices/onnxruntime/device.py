@@ -80,7 +80,6 @@ class OnnxRuntimeDevice(LocalDevice):
 
     @property
     def type(self) -> DeviceType:
-        """CPU without execution providers, else OTHER."""
         return DeviceType.OTHER if self._settings.providers else DeviceType.CPU
 
     @property
@@ -195,7 +194,6 @@ def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
 
 
 def _read_files(model: Model) -> Source:
-    """Return private copies of the model file and its external files."""
     code = extension_code(extension_prefix(model, EXTENSION_NAME), FILE)
     operation, operands = model.main.operations[0], model.main.operands
     data: bytes | None = None
@@ -220,7 +218,6 @@ def _read_files(model: Model) -> Source:
 
 
 def _source_of(model: Model) -> Source:
-    """Return the ONNX files of a model, after converting NNAPI operations to ONNX."""
     if extension_prefix(model, EXTENSION_NAME):
         return _read_files(model)
     lowering = Lowering(model, LOWERED)

@@ -46,7 +46,6 @@ def _size(nodes: Any, sizes: dict[_Name, int]) -> int:
 
 
 def _called_functions(nodes: Any) -> Iterator[_Name]:
-    """Yield the function that each node calls, also in inner graphs."""
     todo = [nodes]
     while todo:
         for node in todo.pop():

@@ -53,7 +53,6 @@ class SessionSettings(Struct, frozen=True):
 
     @property
     def runtime(self) -> Any:
-        """The module from `library.onnxruntime`."""
         return onnxruntime(self.providers)
 
     def options(self) -> Any:
@@ -142,7 +141,6 @@ class GraphStore:
         return graph
 
     def put(self, key: bytes, graph: Graph) -> None:
-        """Store a graph under a further key."""
         with self._lock:
             self._graphs[key] = graph
 

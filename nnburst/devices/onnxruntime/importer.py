@@ -258,7 +258,6 @@ def import_graph(data: bytes) -> ImportedModel:
 
 
 def _metadata(proto: Any) -> ModelMetadata | None:
-    """Return the metadata of a model; None if too long for a message."""
 
     def text(value: Any) -> str:
         return value if isinstance(value, str) else str(value, errors="replace")  # bytes if not UTF-8

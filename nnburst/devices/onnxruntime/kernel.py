@@ -250,7 +250,6 @@ class BoundGraph:
             self._rebind.append(bound)
 
     def __call__(self) -> ExecutionResult | None:
-        """Run once."""
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
@@ -287,7 +286,6 @@ class BoundGraph:
         return told
 
     def _enlarge(self) -> int:
-        """Enlarge buffers that are too small for outputs, and finish the run."""
         assert self._described is not None
         try:
             for each in self._open:
@@ -335,7 +333,6 @@ class BoundGraph:
         return ErrorStatus.NONE, tuple(self._shapes), NO_TIMING
 
     def _leave_to_library(self, outputs: Iterable[_Output]) -> None:
-        """Let ONNX Runtime allocate outputs."""
         for output in outputs:
             self._binding.bind_output(output.node.name, _CPU)
 
@@ -376,7 +373,6 @@ class BoundGraph:
         )
 
     def _dims(self, position: int) -> tuple[int, ...]:
-        """Return the dimensions of an output in the present request."""
         row = self._outputs[position]
         return tuple(row.dims[0 : row.rank])
 
@@ -423,7 +419,6 @@ def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -
 
 
 def _nbytes(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:
-    """Return the size of an argument in bytes; None if a dimension is unknown."""
     if is_scalar(operand):
         return node.element.itemsize
     return math.prod(dims) * node.element.itemsize if is_fully_specified(dims) else None

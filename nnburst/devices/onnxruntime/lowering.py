@@ -98,7 +98,6 @@ class Lowering:
         return outputs
 
     def weight(self, name: str, make: Callable[[], Array]) -> str:
-        """Add a weight, unless there is one of this name."""
         self._weights.setdefault(name, make)
         return name
 
@@ -133,7 +132,6 @@ class Lowering:
         self.values[index], self._written[index] = value, dims
 
     def dims(self, index: int) -> tuple[int, ...]:
-        """Return the known dimensions of an operand."""
         return self._written.get(index, self.operands[index].dimensions)
 
     def _flip_sign(self, name: str, source: Any, target: Any) -> str:
@@ -255,7 +253,6 @@ class LoweredCall(OperationView):
         return self._lowering.stored(self.index(name, which))
 
     def truth(self, name: str) -> str:
-        """Return a boolean input as ONNX bools."""
         return self.cast(self.stored(name), np.bool_)
 
     def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
@@ -284,7 +281,6 @@ class LoweredCall(OperationView):
     # -- output values ---------------------------------------------------------------------------------------------
 
     def keep(self, value: str, which: int = 0) -> None:
-        """Record the graph's value with a result's stored elements."""
         self._lowering.keep(self.operation.outputs[which], value, self.outputs[which])
 
     def give(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:

@@ -132,7 +132,6 @@ def _convert(c: LoweredCall) -> None:
 
 
 def _quantize(c: LoweredCall) -> None:
-    """Quantise real values, rounding halves away from zero."""
     operand = c.output()
     steps = c.node("Mul", c.cast(c.real("x"), np.float64), c.array(1 / operand.scale, np.float64))
     half = c.node("Mul", c.node("Sign", steps), c.array(0.5, np.float64))
@@ -355,7 +354,6 @@ def _l2_pool(c: LoweredCall) -> None:
 
 
 def _reduce(c: LoweredCall, kind: str, value: str, axes: Sequence[int]) -> str:
-    """Reduce over axes; without axes, return the values unchanged."""
     return c.node(kind, value, c.array(axes), keepdims=1) if axes else value
 
 

@@ -125,7 +125,6 @@ class KernelCall(OperationView):
     # -- stored values ----------------------------------------------------------------------------------------
 
     def array(self, name: str, which: int = 0) -> Array:
-        """Return an input's stored values."""
         return self._arrays[self.index(name, which)]
 
     def out(self, which: int = 0) -> Array:

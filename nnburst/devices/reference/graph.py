@@ -75,7 +75,6 @@ class Binding:
             self.budget.drop_scratch(scratch)
 
     def forget(self, operands: Iterable[int]) -> None:
-        """Release the arrays that were created for results."""
         for index in operands:
             if index in self._taken:
                 del self.arrays[index]
@@ -109,7 +108,6 @@ class Binding:
             raise self.failure(position, error) from error
 
     def failure(self, position: int, error: Exception) -> GeneralFailure:
-        """Convert an operation's error to the execution's error."""
         name = operation_name(self.graph.subgraph.operations[position].type)
         reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
         return GeneralFailure(f"operation {position} ({name}): {reason}")
@@ -184,7 +182,6 @@ class Binding:
 
 
 def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], location: DataLocation) -> Array:
-    """Return the array of a request's argument."""
     dtype = operand_info(operand.type).dtype
     if dtype is None:
         raise GeneralFailure("an operand of a type without defined contents cannot be an argument")

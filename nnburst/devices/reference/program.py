@@ -47,7 +47,6 @@ class Program(Binding):
             main.operands[i].is_scalar or is_fully_specified(self.expected[i]) for i in main.output_indexes
         )
         self._steps: list[list[KernelStep]] = []
-        """Steps of each bound operation."""
         with np.errstate(all="ignore"):  # for computations from constants
             self._bind_operations()
 

@@ -1,8 +1,8 @@
-"""Rows of the operation table, one module per family; each row stands below the functions that it needs.
+"""Rows of the operation table, one module for each family of operations.
 
-A row is a `Signature`: input and output lists, data types, ranks, and the function that infers the outputs. Such a
-function reads dimensions and parameters through the view and returns one `OutputSpec` per output, or raises
-`InvalidArgument` when the inputs do not fit together. In a partial view 0 is an unknown dimension and stays 0.
+A row is a `Signature`: input and output lists, data types, ranks, and the function that infers the outputs. The
+function reads dimensions and parameters through an `OperationView`, and returns an `OutputSpec` for each output. It
+raises `InvalidArgument` if the inputs do not fit together. In a partial view, 0 is an unknown dimension and stays 0.
 """
 
 from __future__ import annotations

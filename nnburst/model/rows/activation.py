@@ -25,7 +25,6 @@ from .common import (
 
 
 def _infer_softmax(view: OperationView) -> Outputs:
-    """Return the shape of x; beta must be positive, the axis must exist."""
     dims = view.dims("x")
     view.axis("axis", len(dims))
     if not view.number("beta") > 0:
@@ -34,7 +33,6 @@ def _infer_softmax(view: OperationView) -> Outputs:
 
 
 def _infer_along_axis(view: OperationView) -> Outputs:
-    """Return the shape of x; the axis must exist."""
     dims = view.dims("x")
     view.axis("axis", len(dims))
     return like_data(view, dims)
@@ -51,12 +49,12 @@ def _infer_image(view: OperationView) -> Outputs:
 
 
 def _infer_quantize(view: OperationView) -> Outputs:
-    """Infer the shape. Type and quantisation come from the output operand."""
+    """Infer the shape of QUANTIZE. The output operand determines type and quantisation."""
     return (OutputSpec(OperandType.TENSOR_QUANT8_ASYMM, view.dims("x")),)
 
 
 def _infer_dequantize(view: OperationView) -> Outputs:
-    """Infer an output of either float type."""
+    """Infer the output of DEQUANTIZE, of either float type."""
     return (OutputSpec(OperandType.TENSOR_FLOAT32, view.dims("x")),)
 
 

@@ -1,4 +1,4 @@
-"""Rows of elementwise functions of two tensors with broadcasting, and of SELECT."""
+"""Rows of SELECT and of functions of two tensors, element by element with broadcasting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _broadcast_size(m: int, n: int, partial: bool) -> int:
 
 
 def _broadcast(view: OperationView, first: str, second: str) -> tuple[int, ...]:
-    """Return the broadcast shape: trailing axes are aligned, sizes are equal or 1, and an unknown 0 wins over 1."""
+    """Return the broadcast shape, as in NumPy. A 0 (unknown size) and a 1 give 0."""
     a, b = view.dims(first), view.dims(second)
     rank = max(len(a), len(b))
     wide_a, wide_b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
@@ -40,7 +40,6 @@ def _broadcast(view: OperationView, first: str, second: str) -> tuple[int, ...]:
 
 
 def _infer_fused(view: OperationView) -> Outputs:
-    """Infer the output of arithmetic with a fused activation."""
     check_activation(view)
     if view.data_type is I32 and view.integer("act") != FusedActivation.NONE:
         raise InvalidArgument("TENSOR_INT32 arithmetic has no fused activation; act must be 0")
@@ -64,7 +63,7 @@ def _infer_not(view: OperationView) -> Outputs:
 
 
 def _infer_select(view: OperationView) -> Outputs:
-    """Infer the output of SELECT, whose shapes must be equal: it does not broadcast."""
+    """Infer the output of SELECT, which does not broadcast."""
     dims = view.dims("a")
     for name in ("cond", "b"):
         other = view.dims(name)
@@ -77,7 +76,7 @@ def _infer_select(view: OperationView) -> Outputs:
 
 
 def _check_mul(view: OperationView) -> None:
-    """Require that a quantised product's scale is larger than the product of the input scales."""
+    """Check that the scale of a quantised product is larger than the product of the inputs' scales."""
     if view.data_type is OperandType.TENSOR_QUANT8_ASYMM:
         product = view.operand("a").scale * view.operand("b").scale
         if not view.output().scale > product:

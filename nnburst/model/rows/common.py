@@ -16,26 +16,25 @@ FLOAT_QUANT8_INT = "F32 F16@1.2 Q8 Q8S@1.3 I32@1.3"
 LATE_FLOAT = "F32 F16"
 LATE_FLOAT_QUANT8 = "F32 F16 Q8 Q8S@1.3"
 LATE_FLOAT_INT_QUANT8 = "F32 F16 I32 Q8 Q8S@1.3"
-"""Data types of whole families; operations with a "late" one came with HAL 1.2."""
+"""Data types of many operations that came with HAL 1.2."""
 
 I32 = OperandType.TENSOR_INT32
 UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 256, 0), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 256, -128)}
 SIGNED_UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 128, 128), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 128, 0)}
-"""Quantisation of results in -1 … 1."""
+"""Quantisation (scale, zero point) of results in -1 … 1, by type."""
 
 
 def like_data(view: OperationView, *shapes: tuple[int, ...]) -> Outputs:
-    """Return outputs of type T with the quantisation that the row prescribes."""
+    """Return outputs of type T and these shapes, with the row's quantisation."""
     return tuple(OutputSpec(view.data_type, dims, *view.output_quantisation()) for dims in shapes)
 
 
 def infer_same_shape(view: OperationView) -> Outputs:
-    """Infer an output of the shape of x."""
     return like_data(view, view.dims("x"))
 
 
 def add(view: OperationView, size: int, more: int) -> int:
-    """Return size + more, or 0 if the size is not known yet."""
+    """Return size + more, or 0 if the size is unknown."""
     return 0 if view.partial and size == 0 else size + more
 
 
@@ -46,6 +45,6 @@ def check_activation(view: OperationView) -> None:
 
 
 def require_equal(what: str, found: int, wanted: int, partial: bool) -> None:
-    """Require that two sizes are equal; an unknown size is equal to any."""
+    """Check that two sizes are equal. In a partial view, an unknown size (0) equals any size."""
     if found != wanted and not (partial and 0 in (found, wanted)):
         raise InvalidArgument(f"{what} is {found}; it must be {wanted}")

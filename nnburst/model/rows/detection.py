@@ -1,4 +1,4 @@
-"""Rows of object detection: regions, boxes, suppression, key points. Quantised boxes are in eighths of a pixel."""
+"""Rows of object detection: regions, boxes, key points. Quantised boxes are in eighths of a pixel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EIGHTHS = (OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM)
 
 
 def _check_eighths(view: OperationView) -> None:
-    """Check that coordinates of 16 bits have the scale 1/8 and the zero point 0."""
+    """Check that 16-bit coordinates have the scale 1/8 and the zero point 0."""
     names = [name for name in view.match.positions if view.operand(name).type in _EIGHTHS]
     found = [(name, view.operand(name)) for name in names]
     found += [
@@ -30,7 +30,6 @@ def _check_eighths(view: OperationView) -> None:
 
 
 def box_type(data_type: OperandType) -> OperandType:
-    """Return the type of boxes for scores or images of a type."""
     quantised = data_type in (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
     return OperandType.TENSOR_QUANT16_ASYMM if quantised else data_type
 
@@ -47,7 +46,6 @@ def _require_four(view: OperationView, name: str) -> tuple[int, ...]:
 
 
 def _infer_transform(view: OperationView) -> Outputs:
-    """Infer four coordinates for each region and class."""
     regions, deltas = _require_four(view, "roi"), view.dims("delta")
     require_equal("the number of deltas", deltas[0], regions[0], view.partial)
     require_equal("the number of batch indexes", view.dims("batch")[0], regions[0], view.partial)
@@ -58,7 +56,7 @@ def _infer_transform(view: OperationView) -> Outputs:
 
 
 def _infer_nms(view: OperationView) -> Outputs:
-    """Infer shapes. Only a run finds the number of remaining boxes."""
+    """Infer shapes, without the number of remaining boxes, which only a run finds."""
     scores, boxes = view.dims("scores"), view.dims("boxes")
     require_equal("the number of columns of boxes", boxes[1], 4 * scores[1], view.partial)
     require_equal("the number of boxes", boxes[0], scores[0], view.partial)
@@ -94,7 +92,7 @@ def _infer_keypoints(view: OperationView) -> Outputs:
 
 
 def _infer_regions(view: OperationView) -> Outputs:
-    """Infer the shape of the output: one small image for each region."""
+    """Infer the output: a small image for each region."""
     *_, channels, nchw = image_dims(view)
     height, width = view.integer("out_h", least=1), view.integer("out_w", least=1)
     for name in ("ratio_h", "ratio_w"):

@@ -1,4 +1,4 @@
-"""Rows of image operations: moving blocks between depth, batch and space; resizing."""
+"""Rows of operations that resize images, or move blocks between depth, batch and space."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _infer_space_to_batch(view: OperationView) -> Outputs:
 
 
 def _infer_resize(view: OperationView) -> Outputs:
-    """Infer the size: the given integers, or floor(size x factor) for floating point factors."""
+    """Infer the output's size: given integers, or floor(size x factor) for floating-point factors."""
     b, h, w, c, _ = image_dims(view)
     if view.integer("align_corners", 0) and view.integer("half_pixel", 0):
         raise InvalidArgument("align_corners and half_pixel exclude each other")

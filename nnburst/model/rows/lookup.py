@@ -28,7 +28,7 @@ def _check_hits(view: OperationView) -> None:
 
 
 def _infer_projection(view: OperationView) -> Outputs:
-    """Infer one number for each hash, or one for each bit."""
+    """Infer the output of LSH_PROJECTION: a number for each hash, or for each bit."""
     kind, (count, bits) = view.integer("kind"), view.dims("hash")
     if kind not in (1, 2, 3):
         raise InvalidArgument(f"kind is {kind}; it must be 1 (sparse, deprecated), 2 (dense) or 3 (sparse)")

@@ -1,4 +1,4 @@
-"""Rows of recurrent operations, which apply a cell once or in every step of a sequence."""
+"""Rows of recurrent operations, which apply a cell once or to every step of a sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GATES = ("in", "forget", "cell", "out")
 
 
 def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates: tuple[str, ...] = _GATES) -> str:
-    """Return the text of one input per gate. Inputs of `omittable` gates may be omitted (``*``: of all gates)."""
+    """Return the text of one input per gate. Inputs of the `omittable` gates can be omitted (``*`` for all gates)."""
     return " ".join(
         f"{prefix}_{gate}{suffix}:{kind}{'?' if omittable == '*' or gate in omittable.split() else ''}"
         for gate in gates
@@ -26,7 +26,7 @@ def _matrices(prefix: str, suffix: str) -> str:
 
 
 def _lstm(suffix: str = "") -> str:
-    """Return the text of inputs 1 to 17 of LSTM: weights, recurrent weights, peepholes, biases, projection."""
+    """Return the text of LSTM's inputs 1 to 17: weights, recurrent weights, peepholes, biases, projection."""
     return (
         f"{_matrices('w', suffix)} {_matrices('r', suffix)} {_gates('p', 'T', '*', suffix, ('in', 'forget', 'out'))} "
         f"{_gates('b', 'T', 'in', suffix)} proj{suffix}:T? proj_bias{suffix}:T?"
@@ -37,7 +37,6 @@ _CLIPS = "activation:i32 cell_clip:fx proj_clip:fx"
 
 
 def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
-    """Return the numbers of units and outputs of an LSTM cell."""
     units, outputs = view.dims(f"r_out{suffix}")
     require_equal("the number of units of w_out", view.dims(f"w_out{suffix}")[0], units, view.partial)
     require_equal("the input size of w_out", view.dims(f"w_out{suffix}")[1], view.dims("x")[-1], view.partial)
@@ -46,7 +45,7 @@ def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
 
 
 def _check_gates(view: OperationView, suffix: str) -> None:
-    """Check that the input gate has all its inputs or none, and that layer normalisation has all its weights."""
+    """Check that the input gate's inputs are all present or all omitted, and so the weights of layer normalisation."""
     given = {name: view.given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
     if len(set(given.values())) > 1:
         raise InvalidArgument(f"the input gate has only some of its inputs: {given}")
@@ -56,7 +55,7 @@ def _check_gates(view: OperationView, suffix: str) -> None:
 
 
 def _infer_lstm(view: OperationView) -> Outputs:
-    """Infer the outputs: scratch space, output state, cell state, output."""
+    """Infer the outputs of LSTM: scratch space, output state, cell state, output."""
     units, outputs = _cell_sizes(view)
     batch = view.dims("x")[0]
     scratch = units * (4 if view.given("w_in") else 3)
@@ -80,7 +79,7 @@ def _infer_sequence_lstm(view: OperationView) -> Outputs:
 
 
 def _both_ways(view: OperationView, forward: int, backward: int, states: list[tuple[int, int]]) -> Outputs:
-    """Return the text of the outputs: one merged sequence or two, then all of the last states or none."""
+    """Return the outputs of a bidirectional operation: one merged or two sequences, then all last states or none."""
     merged = bool(view.integer("merge"))
     shapes = [_sequence(view, forward + backward)] if merged else [_sequence(view, n) for n in (forward, backward)]
     count = len(view.operation.outputs)
@@ -114,7 +113,7 @@ def _infer_both_rnn(view: OperationView) -> Outputs:
 
 
 def _infer_svdf(view: OperationView) -> Outputs:
-    """Infer the outputs of SVDF: a state, the memory of every filter, and a result with a value for each unit."""
+    """Infer the outputs of SVDF: the state of all filters, and a value for each unit."""
     (batch, _), rank = view.dims("x"), view.integer("rank", least=1)
     filters, memory = view.dims("w_time")
     if filters % rank:
@@ -130,7 +129,7 @@ _Q16S, _Q8, _Q8S = (
 
 
 def _infer_quantized_16bit_lstm(view: OperationView) -> Outputs:
-    """Infer the cell state, with 11 binary digits after the point, and the output in -1 … 1."""
+    """Infer the outputs: the cell state, with 11 binary digits after the point, and the output in -1 … 1."""
     shape = view.dims("prev_out")
     return OutputSpec(_Q16S, shape, 2.0**-11, 0), OutputSpec(_Q8, shape, 1 / 128, 128)
 

@@ -10,7 +10,7 @@ from .common import FLOAT_QUANT8, I32, LATE_FLOAT, LATE_FLOAT_INT_QUANT8, LATE_F
 
 
 def _infer_reduction(view: OperationView) -> Outputs:
-    """Infer the shape without the reduced axes; [1] if no axis is left. Without axes nothing is reduced."""
+    """Infer the shape without the reduced axes; [1] if no axis remains."""
     dims, keep = view.dims("x"), view.integer("keep") > 0
     axes = view.axes("axes", len(dims))
     kept = tuple(1 if i in axes else size for i, size in enumerate(dims) if keep or i not in axes)
@@ -18,7 +18,7 @@ def _infer_reduction(view: OperationView) -> Outputs:
 
 
 def _infer_argument(view: OperationView) -> Outputs:
-    """Infer the shape without the axis; [1] if no axis is left."""
+    """Infer the shape without the axis; [1] if no axis remains."""
     dims = view.dims("x")
     axis = view.axis("axis", len(dims))
     return (OutputSpec(I32, dims[:axis] + dims[axis + 1 :] or (1,)),)

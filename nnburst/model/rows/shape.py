@@ -21,7 +21,7 @@ from .common import (
 
 
 def _infer_concatenation(view: OperationView) -> Outputs:
-    """Infer the sum of the sizes along the axis; other dimensions must be equal."""
+    """Infer the output of CONCATENATION, after checking that the other dimensions are equal."""
     shapes = [view.dims("x", which) for which in range(view.count("x"))]
     first = shapes[0]
     axis = view.axis("axis", len(first))
@@ -39,7 +39,7 @@ def _infer_concatenation(view: OperationView) -> Outputs:
 
 
 def _infer_reshape(view: OperationView) -> Outputs:
-    """Infer the target shape, where one size may be -1 for the remaining elements."""
+    """Infer the target shape, in which a size of -1 stands for the remaining elements."""
     dims, target = view.dims("x"), view.integers("shape")
     if any(size < -1 for size in target) or target.count(-1) > 1:
         raise InvalidArgument(f"shape {target} may have one -1 and no other negative size")
@@ -56,7 +56,6 @@ def _infer_reshape(view: OperationView) -> Outputs:
 
 
 def _infer_transpose(view: OperationView) -> Outputs:
-    """Infer permuted dimensions; without a permutation they are reversed."""
     dims = view.dims("x")
     perm = view.integers("perm") if view.given("perm") else list(range(len(dims)))[::-1]
     if sorted(perm) != list(range(len(dims))):
@@ -65,7 +64,7 @@ def _infer_transpose(view: OperationView) -> Outputs:
 
 
 def slice_bounds(view: OperationView, dims: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (first, length) for each axis of a SLICE; a size of -1 reaches to the end."""
+    """Return (first, length) for each axis of a SLICE. A length of -1 extends to the end."""
     begin, size = view.integers("begin"), view.integers("size")
     if not len(begin) == len(size) == len(dims):
         raise InvalidArgument(f"begin and size have {len(begin)} and {len(size)} entries for rank {len(dims)}")
@@ -80,12 +79,11 @@ def slice_bounds(view: OperationView, dims: tuple[int, ...]) -> list[tuple[int, 
 
 
 def _infer_slice(view: OperationView) -> Outputs:
-    """Infer the shape of a box cut out of x."""
     return like_data(view, tuple(length for _, length in slice_bounds(view, view.dims("x"))))
 
 
 def strided_slices(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[range, ...], tuple[int, ...]]:
-    """Return the positions that a STRIDED_SLICE takes of each axis, and the axes that it drops."""
+    """Return the positions that a STRIDED_SLICE takes along each axis, and the dropped axes."""
     parts = [view.integers(name) for name in ("begin", "end", "strides")]
     if any(len(part) != len(dims) for part in parts):
         raise InvalidArgument(f"begin, end and strides have {[len(p) for p in parts]} entries for rank {len(dims)}")
@@ -103,13 +101,13 @@ def strided_slices(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[ra
 
 
 def _infer_strided_slice(view: OperationView) -> Outputs:
-    """Infer the shape without dropped axes; [1] if no axis is left."""
+    """Infer the shape without the dropped axes; [1] if no axis remains."""
     ranges, dropped = strided_slices(view, view.dims("x"))
     return like_data(view, tuple(len(part) for axis, part in enumerate(ranges) if axis not in dropped) or (1,))
 
 
 def _infer_squeeze(view: OperationView) -> Outputs:
-    """Infer the shape without the given axes, by default all of size 1; [1] if no axis is left."""
+    """Infer the shape without the given axes (default: all of size 1); [1] if no axis remains."""
     dims = view.dims("x")
     if view.given("axes"):
         axes: tuple[int, ...] = view.axes("axes", len(dims))
@@ -129,7 +127,6 @@ def _infer_expand_dims(view: OperationView) -> Outputs:
 
 
 def pad_widths(view: OperationView, rank: int) -> list[tuple[int, int]]:
-    """Return the padding (before, after) of each axis."""
     numbers = view.integers("pads")
     if len(numbers) != 2 * rank or any(number < 0 for number in numbers):
         raise InvalidArgument(f"pads {numbers} must be {2 * rank} numbers that are not negative")
@@ -143,7 +140,7 @@ def _infer_pad(view: OperationView) -> Outputs:
 
 
 def _infer_gather(view: OperationView) -> Outputs:
-    """Infer the shape, where the axes of the indices replace the gathered axis."""
+    """Infer the shape of x, with the gathered axis replaced by the axes of the indices."""
     dims = view.dims("x")
     axis = view.axis("axis", len(dims))
     return like_data(view, dims[:axis] + view.dims("indices") + dims[axis + 1 :])

@@ -66,7 +66,6 @@ def real_values(call: KernelCall, name: str) -> Callable[[Array], Array]:
 
 
 def _real(call: KernelCall, name: str) -> Array:
-    """Return an input's present real values in float64."""
     return real_values(call, name)(call.array(name))
 
 

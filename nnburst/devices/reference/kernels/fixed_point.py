@@ -20,7 +20,6 @@ _ONE = 2**15 - 1
 
 
 def to_16_bits(values: Array) -> Array:
-    """Clip to the range of int16."""
     return np.clip(values, -(2**15), 2**15 - 1)
 
 
@@ -39,7 +38,6 @@ def multiply(values: Array, factor: float) -> Array:
 
 
 def _multiply(values: Array, multiplier: Any, exponent: int) -> Array:
-    """Return values x multiplier / 2^31 x 2^exponent."""
     product = (values << max(exponent, 0)) * multiplier
     return divide((product + (1 << 30)) >> 31, max(-exponent, 0))
 

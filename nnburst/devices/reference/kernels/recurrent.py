@@ -19,7 +19,6 @@ _LAYER_NORM_EPSILON = 1e-8
 
 
 def sigmoid(x: Array) -> Array:
-    """Return 1 / (1 + exp(-x))."""
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
@@ -42,7 +41,6 @@ def _activation(call: KernelCall) -> Function:
 
 
 def normalise(x: Array) -> Array:
-    """Normalise each row to mean 0 and variance 1."""
     centred = x - x.mean(-1, keepdims=True)
     return np.asarray(centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + _LAYER_NORM_EPSILON))
 

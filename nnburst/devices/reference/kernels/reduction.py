@@ -32,12 +32,10 @@ def reduce_floats(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def reduce_stored(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a minimum or maximum, which compares stored values."""
     return _reduction(function.reduce)
 
 
 def reduce_truth(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of "all" or "any"."""
     return _reduction(lambda x, axes: function.reduce(x != 0, axes))
 
 
