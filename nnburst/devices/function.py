@@ -1,4 +1,4 @@
-"""A device that runs Python functions. They come from the program that starts the service, never from a client.
+"""A device that runs Python functions. Functions come from the program that starts the service, never from a client.
 
 ```python
 # filters.py
@@ -10,9 +10,9 @@ def edges(image):
     return abs(image - image.mean())
 ```
 
-``nnburst serve filters.py:edges`` or ``launch(devices=["nnburst-function:call=filters.py:edges"])`` offers it;
-``service.session("edges")`` runs it. `nnburst.Session` and ``launch(functions=[edges])`` send a function itself, to a
-service of the program's own: see `SentFunction`.
+``nnburst serve filters.py:edges`` or ``launch(devices=["nnburst-function:call=filters.py:edges"])`` offers the
+function, and ``service.session("edges")`` opens it. `nnburst.Session` and ``launch(functions=[edges])`` pickle a
+function and send it to a service that they start: see `SentFunction`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from .plan import pool_of
 EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1
 _FILES = (".onnx", ".tflite")
-"""Endings of names that a session takes for file names."""
+"""Endings by which a session recognises file names."""
 _MOST_BYTES = 2**32 - 1
-"""Largest size of a pickle in bytes that fits in a message."""
+"""Largest size of a pickle in bytes, limited by a message."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -76,7 +76,7 @@ class Tensor(Struct, frozen=True):
         name: Name for `Session.run`.
         dtype: Type of the elements, as in NumPy (``"float32"``, ``np.float32``) or as an `OperandType`: numbers of 1,
             2, 4 or 8 bytes, or ``"bool"``.
-        shape: Dimensions, with a name or None for an arbitrary size; None as a whole for any rank.
+        shape: Dimensions: numbers, or names or None for arbitrary sizes. None instead of a tuple for any rank.
 
     Example:
         >>> nnburst.Tensor("image", "uint8", ("height", "width", 3)).dimensions
@@ -90,22 +90,22 @@ class Tensor(Struct, frozen=True):
     def __post_init__(self) -> None:
         dtype = operand_info(self.dtype).dtype if isinstance(self.dtype, OperandType) else self.dtype
         if not isinstance(dtype, str | None):
-            with contextlib.suppress(TypeError):  # `declare` reports it.
+            with contextlib.suppress(TypeError):  # `declare` reports the error.
                 force_setattr(self, "dtype", str(np.dtype(dtype)))
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """The dimensions of the operand, 0 for an arbitrary size."""
+        """The dimensions of the operand, with 0 for an arbitrary size."""
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
 
     @property
     def element(self) -> np.dtype[Any]:
         """The NumPy type of an element."""
-        return np.dtype(self.dtype or "none")  # NumPy would take None for float64.
+        return np.dtype(self.dtype or "none")  # For NumPy, None is float64.
 
 
 class Declaration(Struct, frozen=True):
-    """The declared name, inputs, outputs and rights of a function."""
+    """A function's declared name, inputs, outputs and rights."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -118,21 +118,20 @@ def declare(
 ) -> Callable[[Function], Function]:
     """Declare a function's tensors, so that a service can offer it.
 
-    The function gets one array per input, read-only and valid only while it runs, and returns one array per output:
-    an array alone, or a tuple.
+    The function gets one array per input. These arrays are read-only, and valid only while the function runs. It
+    returns one array, or a tuple with one array per output.
 
     Args:
         inputs: Inputs in the order of the function's parameters.
         outputs: Outputs, at least one.
-        name: Name for clients, without the ending of a model file; None for the function's name.
-        needs: Rights that the function needs while it runs, besides reading code; the sandbox refuses all others.
+        name: Name for clients, which must not end like a model file; None for the function's name.
+        needs: Rights that the function needs while it runs, besides reading code. The sandbox refuses all others.
 
     Returns:
         A decorator, which returns the function unchanged.
 
     Raises:
-        InvalidArgument: A type or shape is not supported, a name is given twice or looks like a file's, or there
-            is no output.
+        InvalidArgument: A type, shape or name is not allowed, two tensors have one name, or there is no output.
 
     Example:
         >>> from nnburst import Tensor
@@ -187,7 +186,7 @@ def _is_dimension(size: object) -> bool:
 class SentFunction(Struct, frozen=True):
     """A pickled function, which a program sends only to services that it has started.
 
-    A pickle is code: the service reads it in the sandbox, when the function is first opened.
+    A pickle can run code, so the service unpickles it in the sandbox, when the function is first opened.
     """
 
     declaration: Declaration
@@ -207,7 +206,7 @@ class SentFunction(Struct, frozen=True):
                 f"function {getattr(function, '__name__', function)!r} does not say what it takes and gives; put "
                 "@nnburst.declare(inputs=[…], outputs=[…]) above it"
             )
-        main = sys.modules.get("__mp_main__")  # `multiprocessing` calls __main__ so where it does not fork.
+        main = sys.modules.get("__mp_main__")  # name of __main__ in children that `multiprocessing` spawns
         try:
             from cloudpickle import dumps, register_pickle_by_value
 
@@ -252,22 +251,22 @@ class SentFunction(Struct, frozen=True):
 
 
 def encode_functions(functions: object) -> bytes:
-    """Encode one or several declared functions for a service; raises the same errors as `SentFunction.of`."""
+    """Encode one or several declared functions for a service. Raises the errors of `SentFunction.of`."""
     if not isinstance(functions, Iterable) or isinstance(functions, str) or callable(functions):
         functions = (functions,)
     return msgspec.msgpack.encode([SentFunction.of(function) for function in functions])
 
 
 def decode_functions(data: bytes) -> list[SentFunction]:
-    """Decode the result of `encode_functions`, without unpickling a function."""
+    """Decode the result of `encode_functions`, without unpickling the functions."""
     return msgspec.msgpack.decode(data, type=list[SentFunction])
 
 
 class FunctionDevice(LocalDevice):
-    """A device that runs the functions in its options.
+    """A device that runs declared functions.
 
     Args:
-        call: ``file.py:function`` or ``package.module:function``; several as a list, or with ``+`` between them.
+        call: ``file.py:function`` or ``package.module:function``; several functions as a list, or joined by ``+``.
 
     Raises:
         DeviceUnavailable: A function does not exist, or is not declared.
@@ -283,14 +282,14 @@ class FunctionDevice(LocalDevice):
             self.offer(_load(target), target)
 
     def offer(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
-        """Add a function, which error messages call `target`."""
+        """Add a function, whose name in messages is `target`."""
         name = declaration_of(function).name
         if self._functions.setdefault(name, function) is not function:
             raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which clients open the functions."""
+        """Names by which clients open the functions."""
         return tuple(self._functions)
 
     @property
@@ -302,7 +301,7 @@ class FunctionDevice(LocalDevice):
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Refuse any model but one CALL of a known function."""
+        """Return why the device cannot run a model; empty for a model from `import_model`."""
         return "" if self._find(model) else f"models are one CALL of {sorted(self._functions)}, as imported"
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
@@ -336,7 +335,7 @@ class FunctionModel(LocalModel):
         self.declaration, self.function = declared, call
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Return a kernel that calls the function with arrays over the request's memory."""
+        """Return a kernel that calls the function with arrays in the request's memory."""
         function, declared = self.function, self.declaration
         inputs = [_view(*row, request) for row in zip(declared.inputs, request.inputs, strict=True)]
         outputs = [_Target(*row, request) for row in zip(declared.outputs, request.outputs, strict=True)]
@@ -365,7 +364,7 @@ class FunctionModel(LocalModel):
 
 
 def _client_error(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
-    """Return the client's error for an exception, with the line of the function's file that raised it."""
+    """Return the client's error for an exception, with the last line of the function's file in the traceback."""
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
     at = ([place for place in lines if place[0] == file] or lines)[-1:]
@@ -375,14 +374,14 @@ def _client_error(name: str, function: Callable[..., Any], error: Exception) -> 
 
 
 class _Target:
-    """The destination of a result."""
+    """An output of a request, to which a result is copied."""
 
     def __init__(self, tensor: Tensor, argument: RequestArgument, request: Request) -> None:
         self._tensor, self._argument, self._request = tensor, argument, request
         self._dimensions = combine_dimensions(tensor.dimensions, argument.dimensions)
         self.is_open = tensor.shape != () and not is_fully_specified(self._dimensions)
         if not self.is_open and not argument.has_no_value:
-            self._place(self._dimensions)  # A too small or read-only argument is refused before the run.
+            self._place(self._dimensions)  # refuses a too small or read-only argument before the run
 
     def check(self, result: Any) -> Array:
         array = np.asarray(result)
@@ -398,7 +397,7 @@ class _Target:
         return array
 
     def store(self, array: Array) -> bool:
-        """Copy a result to the destination; return False if that is too small."""
+        """Copy a result to the output. Return False if the output's memory is too small."""
         if self._argument.has_no_value or array.size == 0:
             return True
         if self.is_open and array.nbytes > (self._argument.location.length or math.inf):
@@ -414,7 +413,7 @@ class _Target:
 
 
 def _region(kind: str, tensor: Tensor, shape: tuple[int, ...], argument: RequestArgument, request: Request) -> Array:
-    """Return the array of an argument. Raises `InvalidArgument` if the region has another size."""
+    """Return the array of an argument. Raises `InvalidArgument` if the region is too small."""
     nbytes = math.prod(shape) * tensor.element.itemsize
     if argument.location.length < nbytes:
         raise InvalidArgument(f"{kind} {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
@@ -429,7 +428,7 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
         return np.empty(dims, tensor.element)
     if tensor.shape != () and not is_fully_specified(dims):
         raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")
-    return _region("input", tensor, dims, argument, request)  # The array is read-only.
+    return _region("input", tensor, dims, argument, request)  # read-only
 
 
 def _load(target: str) -> Callable[..., Any]:
@@ -463,7 +462,7 @@ def _load(target: str) -> Callable[..., Any]:
 
 
 def _file(target: str, path: str) -> ModuleType:
-    """Import a file as a top-level module. Its directory is searched for imports after all libraries."""
+    """Import a file as a top-level module, after appending the file's directory to the search path."""
     file = Path(path).resolve()
     if not file.is_file():
         raise DeviceUnavailable(f"{target}: there is no file {str(file)!r}")
@@ -477,7 +476,7 @@ def _file(target: str, path: str) -> ModuleType:
 
 
 def declaration_of(function: Callable[..., Any] | SentFunction) -> Declaration:
-    """Return a function's declaration. Raises `AttributeError` if it has none."""
+    """Return a function's declaration. Raises `AttributeError` if there is none."""
     return function.__nnburst__  # type: ignore[union-attr]
 
 

@@ -1,8 +1,8 @@
 """A device that runs ``.tflite`` files with LiteRT. It needs the extra ``litert``.
 
-A model is one operation of the extension ``org.nnburst.litert``, with the file as its first operand, then the inputs.
-An interpreter keeps variables from run to run, so each prepared model has its own and runs one request at a time.
-LiteRT never works on memory that a client can change: a run copies inputs into the interpreter, and results out.
+A model is one operation of the extension ``org.nnburst.litert``, whose operands are the file, then the inputs. An
+interpreter stores variables between runs, so each prepared model has its own interpreter, and runs one request at a
+time. A run copies inputs into the interpreter and results out of it, since clients can change shared memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .local import LocalDevice
 EXTENSION_NAME = "org.nnburst.litert"
 _PREFIX = 1
 _CODE = extension_code(_PREFIX, 0)
-"""Code of the operation, and of the type of the file, its first operand."""
+"""Code of the operation, and of the operand type of the file."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _PACKAGE = "ai_edge_litert"
 
@@ -42,7 +42,7 @@ Details = Mapping[str, Mapping[str, Any]]
 
 
 class LitertDevice(LocalDevice):
-    """A device that runs ``.tflite`` files on the CPU. It caches nothing, as LiteRT has no compiled form.
+    """A device that runs ``.tflite`` files on the CPU. Caches nothing, since LiteRT has no compiled form.
 
     Args:
         threads: Number of threads that work on one operation, as text; "0" for LiteRT's own choice.
@@ -50,7 +50,7 @@ class LitertDevice(LocalDevice):
 
     Raises:
         DeviceUnavailable: The extra ``litert`` is not installed.
-        InvalidArgument: ``threads`` is not a number, or negative.
+        InvalidArgument: ``threads`` is not a number, or is negative.
     """
 
     name = "nnburst-litert"
@@ -75,7 +75,7 @@ class LitertDevice(LocalDevice):
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Accept the operation of an imported file only; return why another one is refused."""
+        """Return why the device cannot run an operation; empty for the operation of an imported file."""
         is_file = extension_prefix(model, EXTENSION_NAME) == _PREFIX and operation.type == _CODE
         is_file = is_file and len(model.main.operations) == 1 and not model.referenced
         return "" if is_file else f"models of {EXTENSION_NAME} are one file, as imported"
@@ -93,7 +93,7 @@ class LitertDevice(LocalDevice):
         )
 
     def compile(self, model: Model) -> FunctionModel:
-        """Compile a private copy of the file, since LiteRT must not parse bytes that a client can change."""
+        """Open a private copy of the file, since a client could change the file during parsing."""
         file = model.main.operands[model.main.operations[0].inputs[0]]
         if file.type != _CODE or file.lifetime != Lifetime.CONSTANT_REFERENCE:
             raise InvalidArgument(f"the first operand is not a file: a constant of type {_CODE:#x} in a pool")
@@ -107,15 +107,15 @@ class LitertDevice(LocalDevice):
 
 
 class _Network:
-    """An interpreter for a file, which can be called with arrays.
+    """A LiteRT interpreter for a file, callable with arrays.
 
     Args:
         data: Bytes of the file.
         threads, signature: See `LitertDevice`.
-        for_runs: True to prepare for the first run, if the file has all shapes.
+        for_runs: True to prepare for the first run, if all shapes are known.
 
     Attributes:
-        model: The file's model, without its pool.
+        model: The model of the file, without pools.
     """
 
     def __init__(self, data: bytes, threads: int, signature: str, *, for_runs: bool = False) -> None:
@@ -136,7 +136,7 @@ class _Network:
         self._outputs: Details = {each["name"]: each for each in outputs}
         if for_runs and all(size > 0 for each in inputs for size in each["shape_signature"]):
             try:
-                self._interpreter.allocate_tensors()  # A runner makes this impossible.
+                self._interpreter.allocate_tensors()  # not possible after making a runner
             except (ValueError, RuntimeError) as error:
                 raise GeneralFailure(f"LiteRT cannot run this model: {error}") from None
         if signatures:
@@ -183,7 +183,7 @@ class _Network:
 
 
 def _tensors(details: Details) -> tuple[Tensor, ...]:
-    """Return tensors as in a function's declaration. Without named dimensions in the file, the rank is open."""
+    """Return tensors as in a function's declaration. A tensor without dimensions in the file has any rank."""
     found = []
     for name, each in details.items():
         place, dtype = f"tensor {name!r}", np.dtype(each["dtype"])
