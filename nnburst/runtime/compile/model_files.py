@@ -122,7 +122,7 @@ def imported(
         if isinstance(source, bytes):
             if found.files[1:]:
                 raise InvalidArgument(
-                    f"the model has external files {list(found.files[1:])}; give its path, not its bytes"
+                    f"the model has external files {list(found.files[1:])}; give its path (…{_ONNX}), not its bytes"
                 )
             directory = ""
         else:
