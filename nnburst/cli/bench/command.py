@@ -28,7 +28,7 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @row_options
 @click.option("--model", type=click.Path(dir_okay=False), help="Measure five ways to run this ONNX model instead.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for --model.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads that run the model.")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input for --model.")
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
