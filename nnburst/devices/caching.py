@@ -92,7 +92,7 @@ class DeviceCacheHome:
     def save(self, files: CacheFiles, payloads: Payloads, *, compiled: Callable[[], bytes] | None = None) -> SaveResult:
         """Save an entry as `DeviceCache.save` does. Report an unexpected exception as the reason IO_ERROR.
 
-        The client sends the fingerprint of the model that it requests, but its memory can change before the
+        The client sends the fingerprint of the requested model, but the model's memory can change before the
         compilation. If the compiled contents have another fingerprint, nothing is saved.
 
         Args:

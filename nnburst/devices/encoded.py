@@ -1,8 +1,8 @@
 """Encoding of values other than numeric arrays to bytes that describe themselves.
 
 Encoded values are strings, elements smaller than a byte, sequences, maps, and optionals without a value. An encoded
-value begins with its size, in bytes and including these eight, as a little-endian number. MessagePack follows: nil for
-an optional without a value, else one of the structures below. Readers ignore all bytes beyond the size.
+value begins with a little-endian number of eight bytes: the size of the whole value in bytes. MessagePack follows: nil
+for an optional without a value, else one of the structures below. Readers ignore all bytes beyond the size.
 
 A reader copies the bytes and then checks all of them, because another process may have written anything.
 """

@@ -7,8 +7,8 @@ A fence is one end of a pair of stream sockets. The process that will signal the
 state                 how it comes about                                  ``poll(fd, POLLIN)`` says
 ====================  ==================================================  =========================================
 active                                                                    nothing
-signalled             the signal takes its own byte, writes one, closes   ``POLLIN``, soon with ``POLLHUP``
-error                 the signal closes without having taken its byte     ``POLLIN | POLLERR | POLLHUP``
+signalled             the signal reads its own byte, writes one, closes   ``POLLIN``, soon with ``POLLHUP``
+error                 the signal closes without reading its own byte      ``POLLIN | POLLERR | POLLHUP``
 ====================  ==================================================  =========================================
 
 From its creation, the signal's end has an unread byte. If a stream socket closes with unread data, the other end
@@ -53,7 +53,7 @@ class FenceState(enum.Enum):
 
 
 class Fence(Closing):
-    """A descriptor that becomes readable when an event has happened. Context manager; picklable as descriptors are.
+    """A descriptor that becomes readable when an event has happened. Context manager; picklable for `multiprocessing`.
 
     Args:
         fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``, which the caller keeps and closes.
@@ -163,7 +163,7 @@ def _check_kind(fd: int) -> None:
 
 
 class FenceSignal:
-    """The sender of a fence. `set` signals the fence; without `set`, the fence is in error at the end of this object.
+    """The sender of a fence. If this object or its process ends before `set`, the fence is in error.
 
     As a context manager, this object calls `fail` at the end of the block.
 

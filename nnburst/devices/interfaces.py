@@ -134,7 +134,7 @@ class PreparedModel(abc.ABC):
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Prepare a fenced execution before its fences are signalled; return the function that runs it.
 
-        The function's argument is the options with the run's deadline. By default it calls `execute_synchronously`.
+        The function's argument is the options with the run's deadline. By default, it calls `execute_synchronously`.
 
         Raises:
             InvalidArgument: The request does not fit the model, or a dimension of an output is unknown.
@@ -159,7 +159,8 @@ class PreparedModel(abc.ABC):
             wait_for: Fences, which the caller keeps and closes.
             options: Options of the run. The deadline also limits the wait for fences.
             duration_ns: Time limit in nanoseconds after the signal of the last fence; 0 for none.
-            on_end: Function that another thread calls just before the fence reports the end.
+            on_end: Function that another thread calls just before the fence reports the end. Never called if this
+                method raises an error.
 
         Returns:
             The launched execution.
@@ -238,7 +239,7 @@ class Buffer(Closing, abc.ABC):
 
     @abc.abstractmethod
     def copy_to(self, memory: Memory) -> int:
-        """Copy the contents to a memory of exactly their size, and return their generation.
+        """Copy the contents to a memory of equal size. Return the contents' generation, which each change increases.
 
         Raises:
             InvalidArgument: The memory has another size than the contents.
@@ -355,7 +356,7 @@ class Device(abc.ABC):
 
     @property
     def status(self) -> DeviceStatus:
-        """The readiness of the device for work now."""
+        """The device's present readiness for work."""
         return DeviceStatus.AVAILABLE
 
     @property
@@ -424,14 +425,15 @@ class Device(abc.ABC):
             deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
 
         Raises:
-            CacheRejected: The device's last save under this cache key wrote other files. Compile the model instead.
+            CacheRejected: The files are not from the device's last save under this cache key. Compile the model
+                instead.
             InvalidArgument: The cache key does not have 32 bytes.
             MissedDeadline: The deadline passed first.
         """
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make published staged files replace their cache entry. Return False if the device did not save them.
+        """Make staged files, once published, the only valid files of their entry. Return False for unknown files.
 
         By default, does nothing and returns True.
         """

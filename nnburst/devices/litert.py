@@ -171,7 +171,6 @@ class _Network:
                 raise GeneralFailure(f"LiteRT: {error}") from None
 
     def _run_tensors(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Run a file without signatures."""
         interpreter, indexes = self._interpreter, [each["index"] for each in self._inputs.values()]
         for index, array in zip(indexes, arrays, strict=True):
             interpreter.resize_tensor_input(index, array.shape)  # An unchanged shape costs nothing.
@@ -198,7 +197,6 @@ def _tensors(details: Details) -> tuple[Tensor, ...]:
 
 
 def _operand(tensor: Tensor, details: Mapping[str, Any]) -> OperandDesc:
-    """Return the operand of a tensor, with the file's quantisation."""
     rank = None if tensor.shape is None else len(tensor.shape)
     code, unit = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)
     scale, zero_point = details["quantization"]

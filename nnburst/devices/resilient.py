@@ -66,7 +66,6 @@ class ResilientDevice(DescribedDevice):
     # ---- recovery ------------------------------------------------------------------------------------------------
 
     def _open_connection(self) -> tuple[Device, DeviceInfo]:
-        """Connect, and get the device's properties. After an error, close the device."""
         device = self._connect()
         try:
             check_device(device)

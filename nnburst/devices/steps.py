@@ -33,7 +33,6 @@ from .deadline import is_limit
 
 
 def _errors() -> dict[int, NNBurstError]:
-    """Return the error for each errno from `nnb_steps_turn`."""
     return {
         errno.EPIPE: GeneralFailure("ended before it, for its client has gone, closed the burst, or given the run up"),
         errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
@@ -116,7 +115,6 @@ class SteppedKernel:
 
     def until(self, deadline_ns: int) -> None:
         """Run all steps. After the deadline, stop within a long step if the device can, else before the next step.
-
 
         Raises:
             MissedDeadline: The run was stopped.

@@ -267,7 +267,6 @@ class ModelBuilder(OperationMethods):
         channel_scales: npt.ArrayLike | None = None,
         channel_dim: int = 0,
     ) -> tuple[OperandType, int]:
-        """Add an operand of a type or dtype; return its type and index."""
         kind = type if isinstance(type, OperandType) else _type_of(np.dtype(type), channel_scales)
         if operand_info(kind).is_quantised and scale is None:
             raise InvalidArgument(f"a constant of {kind.name} needs scale= (and zero_point=)")
@@ -744,7 +743,6 @@ class ModelBuilder(OperationMethods):
         return model
 
     def _sort_operations(self) -> list[Operation]:
-        """Return the operations in execution order, each after the operations whose results it reads."""
         producer = {index: n for n, operation in enumerate(self._operations) for index in operation.outputs}
         sorter = TopologicalSorter(
             {
@@ -829,13 +827,11 @@ class ModelBuilder(OperationMethods):
         return self.operation(operation, *inputs, outputs=[output])[0]
 
     def _one(self, operation: OperationType, output: Output, *values: Any) -> Operand:
-        """Add an operation with one output, from the arguments of the method named after it."""
         if unknown := output.keys() - Output.__annotations__.keys():
             raise TypeError(f"{operation.name.lower()}() got unexpected arguments: {', '.join(sorted(unknown))}")
         return self._single(operation, self._arguments(operation, values), output)
 
     def _several(self, operation: OperationType, outputs: Outputs, *values: Any) -> tuple[Operand, ...]:
-        """Add an operation with several outputs, from the arguments of the method named after it."""
         return self.operation(operation, *self._arguments(operation, values), outputs=outputs)
 
     def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
@@ -858,7 +854,6 @@ class ModelBuilder(OperationMethods):
         return _TYPE_OF_DTYPE.get(value.dtype.name) if isinstance(value, np.ndarray) else None
 
     def _argument(self, param: Param, value: Any, data_type: OperandType | None) -> Any:
-        """Return an operand or array for one argument of a method."""
         kind = param.kinds[0][0]
         types = types_of(kind, data_type)
         if value is None and param.may_be_omitted:
@@ -1033,7 +1028,6 @@ def _is_default(param: Param, value: object) -> bool:
 
 
 def _outputs_of(model: Model) -> list[Output]:
-    """Return the outputs of a model as descriptions of an operation's outputs."""
     return [
         Output(type=o.type, dimensions=o.dimensions, scale=o.scale, zero_point=o.zero_point)
         for o in (model.main.operands[index] for index in model.main.output_indexes)
@@ -1138,7 +1132,6 @@ def _link(
 
 
 def _position(pools: list[MemoryLike], memory: MemoryLike) -> int:
-    """Return the index of a memory in `pools`, after adding a new memory."""
     for position, pool in enumerate(pools):
         if pool is memory:
             return position

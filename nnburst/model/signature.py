@@ -101,7 +101,7 @@ def _param(text: str) -> Param:
 
 
 def _expand(form: str) -> list[tuple[Param, ...]]:
-    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c), without a parameter older than the one before it."""
+    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). First versions never decrease from left to right."""
     expansions: list[tuple[Param, ...]] = []
     params: list[Param] = []
     for level in form.replace("]", "").split("["):
@@ -202,7 +202,6 @@ def _counts(row: Signature) -> str:
 
 
 def _data_type(spread: list[Param], types: list[int]) -> OperandType | None:
-    """Return the type of the first input of kind T."""
     for param, operand_type in zip(spread, types, strict=True):
         if param.kinds[0][0] == "T":
             return OperandType(operand_type) if operand_type in OPERANDS else None

@@ -55,7 +55,7 @@ _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
     (_MICROSOFT, "QLinearSoftmax"): dict.fromkeys(range(1, 5)),
     (_MICROSOFT, "QLinearWhere"): dict.fromkeys((2, 3, 5, 6, 7, 8)),
 }
-"""By operator: positions of inputs that must not be empty, each with the one axis that can be 0, or None."""
+"""By operator: positions of inputs that must have elements. The size of the given axis can be 0 (None: of no axis)."""
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 """By operator that concatenates: position of the first part, and number of inputs per part."""
 
@@ -114,7 +114,7 @@ def _title(node: Any) -> str:
 
 
 class _Guarding:
-    """Adds guards to the nodes of a graph or function, and of its inner graphs."""
+    """A pass that adds guards to the nodes of a graph or function, and of its inner graphs."""
 
     def __init__(self, graph: Any, shape: Callable[[str], _Shape | None], names: Iterator[str], opset: int) -> None:
         self._graph, self._shape, self._names, self._opset = graph, shape, names, opset
@@ -196,9 +196,7 @@ class _Guarding:
         node.input[0] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of what is not square")
 
     def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
-        """Return the value with the number of elements in all parts of a concatenation; empty if no guard is
-        necessary.
-        """
+        """Return the value that counts the elements of all concatenated parts; empty if no guard is necessary."""
         if kind == ("", "ConcatFromSequence"):
             return self._elements_of_sequence(node.input[0])
         first, step = _JOINS.get(kind, (len(node.input), 1))

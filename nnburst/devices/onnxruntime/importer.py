@@ -23,7 +23,7 @@ EXTENSION_NAME = "org.nnburst.onnx"
 FILE = 0
 """Extension operand type of a file. The operand's extra parameters are the file's name."""
 GRAPH = 0
-"""Extension operation that runs an ONNX graph. The operation's inputs are the model's files, then the graph's inputs.
+"""Extension operation that runs an ONNX graph. Its inputs are the model's files, then the graph's inputs.
 """
 _PREFIX = 1
 _MOST_FILES = 252
@@ -67,7 +67,7 @@ class GraphArgument(Struct, frozen=True):
 
 
 def is_bool(node: GraphArgument) -> bool:
-    """Return True for booleans, whose bytes must be 0 or 1 because ONNX Runtime sums them to count."""
+    """Return True for booleans, whose bytes must be 0 or 1: ONNX Runtime adds them to count true values."""
     return node.element.dtype == "|b1"
 
 

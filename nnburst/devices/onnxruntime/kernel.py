@@ -96,7 +96,7 @@ class BoundGraph:
         self._counted = 0
         self._rebind: list[Callable[[], None]] = []
         self._places: list[list[BoundArgument]] = [[], []]
-        """Inputs and outputs in the client's memory, since ONNX Runtime keeps only addresses."""
+        """Inputs and outputs in the client's memory, kept alive because ONNX Runtime stores only addresses."""
         self._shapes = [OutputShape(()) for _ in request.outputs]
         self._binding = graph.session.io_binding()
         operands = main.operands
@@ -269,7 +269,6 @@ class BoundGraph:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def _run_closed(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run a request whose output shapes are known, or reported by the C kernel."""
         if self._encoded:
             self._feed(deadline_ns)
         return self.conclude(self._bound.run(deadline_ns), deadline_ns)
@@ -322,7 +321,6 @@ class BoundGraph:
         self._values = list(values.values())  # ONNX Runtime keeps only addresses.
 
     def _run_open(self, deadline_ns: int) -> ExecutionResult:
-        """Run, and return the result with the shapes of the outputs."""
         try:
             self._run_closed(deadline_ns)
             self._fetch()

@@ -78,9 +78,7 @@ def onnx() -> Any:
 
 @cache
 def messages() -> Any:
-    """Import only ONNX's protobuf classes, since the whole package takes much longer. A later import of it reuses
-    them.
-    """
+    """Import only ONNX's protobuf classes, since the import of the whole package takes much longer."""
     require_extra()
     name, package = "onnx.onnx_ml_pb2", find_spec("onnx")
     spec = PathFinder.find_spec(name, package.submodule_search_locations) if package else None

@@ -124,18 +124,17 @@ class Lowering:
         return (found ^ np.int8(-128)).view(np.uint8) if self.is_signed(index) else found
 
     def is_signed(self, index: int) -> bool:
-        """Return True if the graph has an operand's elements plus 128."""
+        """Return True if the graph's value is an operand's elements plus 128."""
         return self._model.main.operands[index].type in _SIGNED
 
     def keep(self, index: int, value: str, dims: tuple[int, ...]) -> None:
-        """Record the graph's value for a result, and the result's dimensions."""
+        """Record which value of the graph is an operation's result, and the result's dimensions."""
         self.values[index], self._written[index] = value, dims
 
     def dims(self, index: int) -> tuple[int, ...]:
         return self._written.get(index, self.operands[index].dimensions)
 
     def _flip_sign(self, name: str, source: Any, target: Any) -> str:
-        """Convert signed 8-bit elements to unsigned ones, or the reverse."""
         (bits,) = self.nodes(1, "BitwiseXor", name, self.array(-128 if source is np.int8 else 128, source))
         return self.nodes(1, "Cast", bits, to=_number(target))[0]
 

@@ -113,7 +113,7 @@ def _select(c: LoweredCall) -> None:
 
 
 def _cast(c: LoweredCall) -> None:
-    """Cast numbers to integers without fraction, clipped to the range, with 0 for NaN; or to floats."""
+    """Cast numbers. For an integer result, drop the fraction, clip to the range, and convert NaN to 0."""
     x, source, target = c.stored("x"), operand_info(c.operand("x").type), operand_info(c.output().type)
     if source.dtype == target.dtype:
         c.keep(x)
@@ -262,7 +262,6 @@ def _resize_nearest(c: LoweredCall) -> None:
 
 
 def _resize_bilinear(c: LoweredCall) -> None:
-    """Resize along one axis, then along the other, by weighted means of two neighbours."""
     value, dims, out = c.real("x"), c.dims("x"), c.outputs[0]
     down, across = axes = (2, 3) if c.integer("nchw", 0) else (1, 2)
     for axis in axes if rows_first((dims[down], dims[across]), (out[down], out[across])) else axes[::-1]:
@@ -295,7 +294,7 @@ def _window(g: WindowGeometry) -> dict[str, list[int]]:
 
 
 def _bias(c: LoweredCall) -> str:
-    """Return the bias in float32. A quantised bias has the product of the scales of input and filter."""
+    """Return the bias in float32. A quantised bias has the scale of the input times the scale of the filter."""
     if not c.info.is_quantised:
         return c.real("bias")
     channels = c.channel_scales("filter")

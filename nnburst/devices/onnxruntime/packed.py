@@ -48,7 +48,7 @@ _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
 
 
 class _Tensor(Struct, frozen=True, array_like=True):
-    """A large tensor of the graph: `length` bytes at `offset` of the data file, perhaps one number for all elements.
+    """A large tensor of the graph: `length` bytes at `offset` of the data file, or one number for all elements.
 
     If `rearranged`, ONNX Runtime makes a rearranged copy at the opening and then does not need the tensor.
     """

@@ -44,7 +44,6 @@ def _product(c: LoweredCall, x: str, weights: str, *sums: str) -> str:
 
 
 def rnn(c: LoweredCall) -> None:
-    """Lower RNN, whose state is its output."""
     sums = _product(c, c.real("prev"), c.real("r"), _product(c, c.real("x"), c.real("w"), c.real("b")))
     found = _activate(c, sums)
     c.give(found, 0)
@@ -52,7 +51,6 @@ def rnn(c: LoweredCall) -> None:
 
 
 def _normalise(c: LoweredCall, x: str) -> str:
-    """Normalise each row to mean 0 and variance 1."""
     wide, axes = c.cast(x, np.float64), c.array([-1])
     centred = c.node("Sub", wide, c.node("ReduceMean", wide, axes))
     variance = c.node("ReduceMean", c.node("Mul", centred, centred), axes)
@@ -94,7 +92,7 @@ def lstm(c: LoweredCall) -> None:
 
 
 def svdf(c: LoweredCall) -> None:
-    """Lower SVDF. Each filter stores its last results: the newest takes the last place, then all move by one."""
+    """Lower SVDF, whose state is the last results of each filter, oldest first."""
     batch, rank = c.dims("x")[0], c.integer("rank")
     filters, memory = c.dims("w_time")
     newest = c.reshape(_product(c, c.real("x"), c.real("w_feature")), (batch, filters, 1))
@@ -128,7 +126,6 @@ def _state(c: LoweredCall, name: str) -> str:
 
 
 def _whole(c: LoweredCall, names: Sequence[str]) -> str:
-    """Concatenate inputs to one tensor for one direction."""
     return c.node("Unsqueeze", _join(c, names), c.array([0]))
 
 

@@ -39,7 +39,7 @@ def _is_zip_map(node: Any) -> bool:
 
 
 def _labels(node: Any, key: int) -> bytes:
-    """Return a ZipMap's encoded labels; empty if the declared key type (0: unknown) is another."""
+    """Return a ZipMap's encoded labels; empty if they are not of type `key` (0: any type)."""
     types, (attribute,) = messages().TensorProto, node.attribute
     if attribute.name == "classlabels_int64s" and attribute.ints and key in (0, types.INT64):
         return write(from_python(np.array(attribute.ints, np.int64), "tensor(int64)", "")).tobytes()

@@ -190,7 +190,6 @@ def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...])
 
 
 def _decode_into(source: Array, operand: OperandDesc, buffer: Array) -> Array:
-    """Convert stored values to real values in `buffer`; return the buffer."""
     np.copyto(buffer, source)
     if operand.zero_point:
         buffer -= operand.zero_point

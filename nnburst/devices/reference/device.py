@@ -49,7 +49,6 @@ class ReferenceDevice(LocalDevice):
 
 
 def _reachable_operations(model: Model, operation: Operation) -> Iterator[Operation]:
-    """Yield the operations of an IF's or WHILE's subgraphs, including inner subgraphs."""
     seen, todo = set(), [(model.main, operation)]
     while todo:
         subgraph, outer = todo.pop()

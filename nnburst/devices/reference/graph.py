@@ -50,7 +50,7 @@ class Binding:
     """A subgraph with arrays for its operands. Not for concurrent use.
 
     Attributes:
-        regions: Given arrays for results. Other results get new arrays.
+        regions: By operand: memory of the request for a result. Other results get new arrays.
         expected: Declared dimensions of each operand.
         insufficient: Dimensions of results for which the regions are too small.
     """
@@ -194,7 +194,6 @@ def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], 
 
 
 def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
-    """Run the subgraph that the condition selects, on the remaining inputs."""
     condition, then, otherwise, *values = operation.inputs
     chosen = then if _is_true(outer.arrays[condition]) else otherwise
     results, nbytes = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)

@@ -23,7 +23,7 @@ Kernels need up to eight times the size of their operands.
 
 
 class RunLimits(Struct):
-    """The limits of the executions of a `Program`, of which each sets its own deadline.
+    """The limits of a `Program`'s executions. Each execution sets its own deadline.
 
     Attributes:
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 for none.

@@ -108,7 +108,6 @@ class Program(Binding):
                 raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
 
     def _bind_operations(self) -> None:
-        """Bind operations in order, up to one that needs an unknown value."""
         for position, operation in enumerate(self.graph.subgraph.operations):
             scratch = self.budget.scratch
             try:

@@ -92,7 +92,6 @@ def _infer_keypoints(view: OperationView) -> Outputs:
 
 
 def _infer_regions(view: OperationView) -> Outputs:
-    """Infer the output: a small image for each region."""
     *_, channels, nchw = image_dims(view)
     height, width = view.integer("out_h", least=1), view.integer("out_w", least=1)
     for name in ("ratio_h", "ratio_w"):

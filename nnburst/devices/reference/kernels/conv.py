@@ -18,7 +18,7 @@ from ..call import KernelCall, quantise
 from .windows import as_nhwc, pad_image, windows
 
 _COLUMNS_BYTES = 4 << 20
-"""Size in bytes from which the unfolded image of a convolution is made piece by piece."""
+"""Largest size of a convolution's unfolded image in bytes. A larger image is unfolded in parts."""
 
 
 def _store(call: KernelCall, sums: Callable[[], Array], nchw: bool = False) -> None:
@@ -42,7 +42,6 @@ def fully_connected(call: KernelCall) -> None:
 
 
 def _windows(call: KernelCall, g: WindowGeometry) -> Array:
-    """Return the windows of the centred, zero-padded image in NHWC."""
     return windows(pad_image(call, as_nhwc(call.centred("x"), g.nchw), g), g)
 
 
@@ -112,7 +111,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _reach(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return the image elements whose product with a filter element lies in the result, and the products' places."""
+    """Return the image elements whose products with a filter element are in the result, and their positions there."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

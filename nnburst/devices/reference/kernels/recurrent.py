@@ -76,7 +76,6 @@ class _Cell(NamedTuple):
     step: Callable[..., _States]
 
     def begin(self, i: Inputs) -> _States:
-        """Return the states before the first step."""
         return tuple(i[name] for name in self.states)
 
     def run(self, i: Inputs, x: Array, aux: Array | None = None, *, backward: bool = False) -> tuple[Array, _States]:
@@ -179,7 +178,6 @@ def _in_time(array: Array, time_major: bool) -> Array:
 
 
 def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
-    """Return the kernel that runs one cell over a sequence."""
 
     def kernel(call: KernelCall) -> None:
         cell, time_major = cell_of(call), bool(call.integer("time_major"))
