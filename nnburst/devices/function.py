@@ -63,7 +63,7 @@ _PREFIX = 1
 _FILES = (".onnx", ".tflite")
 """Endings by which a session recognises file names."""
 _MOST_BYTES = 2**32 - 1
-"""Largest size of a pickle in bytes, limited by a message."""
+"""Largest size of a pickle in bytes. A message cannot contain more."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 
 Function = TypeVar("Function", bound=Callable[..., Any])

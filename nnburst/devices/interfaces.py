@@ -262,7 +262,7 @@ class Buffer(Closing, abc.ABC):
 
     @abc.abstractmethod
     def copy_buffer(self, source: Buffer) -> None:
-        """Copy the contents of another buffer of this device, within the device.
+        """Replace the contents by those of another buffer of this device.
 
         Raises:
             InvalidArgument: The source belongs to another device, has no contents, or differs in type or dimensions.

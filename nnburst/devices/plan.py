@@ -20,8 +20,8 @@ from ..model.types import MeasureTiming, MemoryLike, Named, Request, RequestArgu
 from .buffers import BoundBuffers
 
 Bind = Callable[[Request, RunOptions], Kernel]
-"""A device's function that returns a kernel for a valid request, whose pools stay mapped. A kernel returns None, or,
-if output shapes were unknown, a result with the shapes. After a failure it raises an exception.
+"""A device's function that returns a kernel for a valid request, whose pools stay mapped. A kernel returns None or, if
+output shapes were unknown, a result with the shapes. It reports a failure by an exception.
 """
 
 

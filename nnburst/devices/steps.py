@@ -1,7 +1,7 @@
 """Requests of several steps, for each of which one kernel is called.
 
 The device binds the kernel to private arrays for one step. Before each step, ``csrc/steps.c`` copies the step's inputs
-and state into these arrays; after it, the step's outputs out of them.
+and state into these arrays. After each step, it copies the outputs to the client's memory.
 """
 
 from __future__ import annotations

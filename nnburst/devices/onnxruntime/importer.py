@@ -27,10 +27,10 @@ GRAPH = 0
 """
 _PREFIX = 1
 _MOST_FILES = 252
-"""Largest number of a model's external files, limited by the pools of a message."""
+"""Largest number of a model's external files. A message cannot contain more pools."""
 _LONGEST_NAME = 4096
 _MOST_METADATA = 1 << 23
-"""Largest size of a model's metadata in bytes, limited by the size of a message."""
+"""Largest size in bytes of a model's metadata, which one message contains."""
 _NO_VERSION = 2**63 - 1
 """Version that ONNX Runtime reports for a model without one."""
 _OTHERS = {

@@ -17,8 +17,8 @@ LONGEST_LOOP_NS = 15_000_000_000
 """Largest time limit of a WHILE in nanoseconds."""
 _LEAST_MEMORY = 1 << 28
 _MEMORY_FACTOR = 64
-"""An execution's results can have this multiple of the bytes of request and constants, or 256 MiB if that is more.
-Kernels need up to eight times the size of their operands.
+"""Limit of an execution's results, as a multiple of the size of request and constants; but at least 256 MiB. Kernels
+need up to eight times the size of their operands.
 """
 
 
