@@ -86,7 +86,7 @@ def test_process_is_started_before_its_client_reads_what_it_needs_itself() -> No
 def test_message_queue_reads_no_room_above_its_own() -> None:
     read = read_by("import nnburst.fmq; nnburst.fmq.MessageQueue")
     rooms = {name.split(".")[1] for name in read if name.startswith("nnburst.")}
-    assert rooms == {"_core", "_lazy", "_version", "errors", "fmq", "model", "options"}
+    assert rooms == {"_core", "_lazy", "_options", "_version", "errors", "fmq", "model"}
     assert {name for name in read if name.startswith("nnburst.model.")} == {"nnburst.model.pools"}
     assert read & LATER == set()
 
