@@ -124,7 +124,6 @@ class SessionOptions(_Options):
         "add_free_dimension_override_by_name": "set the dimension in the model file",
         "add_initializer": "keep the weights in the model file",
         "enable_profiling": "use Session.latency() or `nnburst trace`",
-        "optimized_model_filepath": "use cache_dir= of nnburst.Session",
         "register_custom_ops_library": "serve a function that opens the model with that library (docs/onnx.md)",
         "use_deterministic_compute": "leave it out",
     }
@@ -366,6 +365,8 @@ class InferenceSession:
         self._options = copy.deepcopy(options)
         self._model_path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None
         self._providers, self._provider_options = self.get_providers(), self.get_provider_options()
+        if options.optimized_model_filepath:
+            warnings.warn("optimized_model_filepath: no file is written; nnburst.Session has cache_dir=", stacklevel=2)
         self.set_providers(providers)
         service, device = None, self._options._device()
         if address := os.environ.get("NNBURST_SERVICE"):

@@ -164,7 +164,11 @@ def test_run_that_is_to_terminate_does_not_begin(session: compat.InferenceSessio
     assert session._session.stats.sent == before
 
 
-def test_providers_that_are_not_there_are_named() -> None:
+def test_providers_that_are_not_there_and_files_that_are_not_written_are_named(tmp_path: Path) -> None:
+    options = compat.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "m.onnx")
+    with pytest.warns(UserWarning, match="optimized_model_filepath: no file is written"):
+        compat.InferenceSession(DATA, options)
     with pytest.warns(UserWarning, match="without CUDAExecutionProvider: models run on the CPU"):
         compat.InferenceSession(DATA, providers=[("CUDAExecutionProvider", {}), "CPUExecutionProvider"])
 
