@@ -186,7 +186,6 @@ def test_binding_reads_and_writes_arrays_of_the_caller(session: compat.Inference
     session.run_with_iobinding(binding)
     assert np.array_equal(y, session.run(None, {"x": 2 * X})[0])
     binding.clear_binding_outputs()
-    assert binding.get_outputs() == []
     with pytest.raises(GeneralFailure, match="no output is bound"):
         session.run_with_iobinding(binding)
 
@@ -251,14 +250,11 @@ import numpy as np
 import nnburst.compat.onnxruntime as compat
 class Last:
     def __del__(self):
-        try:
-            session.run(None, {"x": np.ones((1, 16), np.float32)})
-        except Exception as error:
-            print(type(error).__name__)
+        session.run(None, {"x": np.ones((1, 16), np.float32)})
 session, last = compat.InferenceSession(sys.argv[1]), Last()
 """
     done = run_python("-c", program, save(MODEL, tmp_path / "m.onnx"))
-    assert (done.stdout, done.stderr) == ("ResourceExhausted\n", "")
+    assert "ResourceExhausted: a service that starts again needs a thread" in done.stderr
 
 
 def test_metadata_that_is_too_long_is_missing_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
