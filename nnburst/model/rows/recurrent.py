@@ -187,10 +187,7 @@ ROWS: dict[OperationType, Signature] = {
     ),
     _O.RNN: signature("x/2:T w/2:T r:T b:T prev:T activation:i32", FLOAT, _infer_rnn, "state:T out:T"),
     _O.SVDF: signature(
-        "x/2:T w_feature/2:T w_time/2:T b:T? prev:T rank:i32 activation:i32",
-        FLOAT,
-        _infer_svdf,
-        "state:T out:T",
+        "x/2:T w_feature/2:T w_time/2:T b:T? prev:T rank:i32 activation:i32", FLOAT, _infer_svdf, "state:T out:T"
     ),
     _O.UNIDIRECTIONAL_SEQUENCE_LSTM: signature(
         f"x/3:T {_lstm()} {_STATES} {_CLIPS} time_major:bool {_gates('n', 'T', '*')}",

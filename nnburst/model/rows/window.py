@@ -133,11 +133,7 @@ ROWS: dict[OperationType, Signature] = {
         zero_sized=True,
     ),
     _O.FULLY_CONNECTED: signature(
-        "x/2-4:T filter/2:T bias/1:B act:i32",
-        FLOAT_QUANT8,
-        _infer_fully_connected,
-        check=_check_bias,
-        zero_sized=True,
+        "x/2-4:T filter/2:T bias/1:B act:i32", FLOAT_QUANT8, _infer_fully_connected, check=_check_bias, zero_sized=True
     ),
     _O.GROUPED_CONV_2D: _late_conv(_both_paddings(_FILTERED, "groups:i32 act:i32 nchw:bool")),
     _O.L2_POOL_2D: _pool(FLOAT),

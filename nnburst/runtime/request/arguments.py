@@ -125,10 +125,7 @@ class ExternalBuffer(Struct, eq=False):
 
 
 def find_buffers(
-    inputs: Sequence[NodeArg],
-    outputs: Sequence[NodeArg],
-    given: Mapping[str, Memory | Array],
-    state: Mapping[str, str],
+    inputs: Sequence[NodeArg], outputs: Sequence[NodeArg], given: Mapping[str, Memory | Array], state: Mapping[str, str]
 ) -> dict[str, ExternalBuffer]:
     """Return the memories in the ``memory`` argument of `Burst.bind`, by argument name."""
     nodes = {node.name: node for node in (*inputs, *outputs)}

@@ -193,11 +193,7 @@ def check_steps(compilation: Compilation, count: object) -> None:
 
 
 def steps_of(
-    compilation: Compilation,
-    sizes: Sizes,
-    states: Mapping[str, State],
-    rooms: Container[str],
-    count: int,
+    compilation: Compilation, sizes: Sizes, states: Mapping[str, State], rooms: Container[str], count: int
 ) -> Steps:
     """Return the description of a request's steps.
 

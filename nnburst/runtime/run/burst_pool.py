@@ -224,11 +224,7 @@ class BurstPool:
 
     @contextlib.contextmanager
     def lend_ring(
-        self,
-        key: Hashable,
-        sizes: Sizes,
-        make: Callable[[Ring | None, Burst], Sequence[Execution]],
-        deadline: Deadline,
+        self, key: Hashable, sizes: Sizes, make: Callable[[Ring | None, Burst], Sequence[Execution]], deadline: Deadline
     ) -> Iterator[Ring]:
         """Lend a ring, if possible a used one: a new ring costs more than many runs.
 

@@ -280,10 +280,7 @@ class Connection:
             self._leave_by = math.inf
 
     def forget(
-        self,
-        message: Message,
-        fds: Sequence[int] = (),
-        on_failure: Callable[[NNBurstError], None] = lambda error: None,
+        self, message: Message, fds: Sequence[int] = (), on_failure: Callable[[NNBurstError], None] = lambda error: None
     ) -> None:
         """Make a call without waiting for its answer. Finalisers may call it, too, but without descriptors.
 

@@ -346,12 +346,7 @@ class SlotMemories(BurstCallback):
     cpus = frozenset[int]()
 
     def __init__(
-        self,
-        client: Client,
-        message: calls.ConfigureBurst,
-        row: Row,
-        flow_queue: FlowQueue | None,
-        bell: int | None,
+        self, client: Client, message: calls.ConfigureBurst, row: Row, flow_queue: FlowQueue | None, bell: int | None
     ) -> None:
         self.row = row
         self.flow_queue = flow_queue
