@@ -13,10 +13,16 @@ RETRY_S = 1
 """Seconds after which a client should repeat a request that was refused for lack of resources."""
 FAREWELL_S = 0.5
 """Seconds to send the last answers when the gateway is stopped."""
+_PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
+
+
+def patience(size: int) -> float:
+    """Return the seconds that a client may take to send or receive a number of bytes."""
+    return _PATIENCE_S + size / _LEAST_RATE
 
 
 class Budget:
-    """The number and the received bytes of requests in progress. Only the event loop's thread may use it.
+    """The number and bytes of requests in progress, with their answers. Only the event loop's thread may use it.
 
     Attributes:
         most_connections: Maximum number of connections of each protocol: a third of the process's descriptors.
@@ -31,7 +37,7 @@ class Budget:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
-        """Count a request for a with block. Yields a function that adds received bytes.
+        """Count a request for a with block. Yields a function that adds bytes.
 
         Raises:
             ResourceExhausted: Too many requests are in progress or, in the yielded function, too many bytes.

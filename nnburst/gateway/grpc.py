@@ -27,7 +27,7 @@ from .._core.tokens import EVERYONE, Tokens
 from .._version import VERSION
 from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime.spans import below
-from .budget import RETRY_S, Budget
+from .budget import RETRY_S, Budget, patience
 from .certificate import Certificate
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .listen import note_request, request_id
@@ -36,6 +36,9 @@ from .regions import Regions
 from .tensors import PIECE, convert_aside, text_size, to_wire
 
 _log = logging.getLogger(__name__)
+logging.getLogger("grpc._cython.cygrpc").addFilter(  # no traceback for a client that leaves before it has its answer
+    lambda record: "ExecuteBatchError" not in record.getMessage()
+)
 _MOST_BYTES = 256 << 20
 """Maximum bytes of one message."""
 _LEAST_PING_MS = 10_000
@@ -171,9 +174,10 @@ class Servicer:
     # ---- inference -------------------------------------------------------------------------------------------
 
     async def ModelInfer(self, data: bytes, context: Any) -> Any:
-        answer = pb.ModelInferResponse()
+        answer, answering = pb.ModelInferResponse(), contextlib.ExitStack()
+        context.add_done_callback(lambda context: answering.close())
         try:
-            await self._infer(data, answer, context)
+            await self._infer(answering, data, answer, context)
         except NNBurstError as error:
             await _abort(context, error)
         return answer
@@ -182,26 +186,32 @@ class Servicer:
         """Yield one answer per request, in order: outputs or an error."""
         async for data in requests:
             answer = pb.ModelStreamInferResponse()
-            try:
-                await self._infer(data, answer.infer_response, context)
-            except NNBurstError as error:
-                answer.error_message = str(error)
-            yield answer
+            with contextlib.ExitStack() as answering:
+                try:
+                    await self._infer(answering, data, answer.infer_response, context)
+                except NNBurstError as error:
+                    answer.error_message = str(error)
+                yield answer
 
-    async def _infer(self, data: bytes, answer: Any, context: Any) -> None:
-        with self._budget.request() as take:
-            take(len(data))
-            try:
-                request = pb.ModelInferRequest.FromString(data)
-            except DecodeError as error:
-                raise InvalidArgument(f"the request cannot be read: {error}") from None
-            answer.id = request.id  # even if the request failed
-            to_convert = 0 if request.raw_input_contents else len(data)
-            inference = await convert_aside(to_convert, _inference, request, to_convert)
-            with below(lambda: dict(context.invocation_metadata())):
-                version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
-            texts = sum(text_size(array) for *_, array in answers)
-            await convert_aside(texts, _fill, answer, request, version, answers)
+    async def _infer(self, answering: contextlib.ExitStack, data: bytes, answer: Any, context: Any) -> None:
+        """Fill the answer. The request counts until `answering` is closed, and ends if that is not in time."""
+        take = answering.enter_context(self._budget.request())
+        take(len(data))
+        try:
+            request = pb.ModelInferRequest.FromString(data)
+        except DecodeError as error:
+            raise InvalidArgument(f"the request cannot be read: {error}") from None
+        answer.id = request.id  # even if the request failed
+        to_convert = 0 if request.raw_input_contents else len(data)
+        inference = await convert_aside(to_convert, _inference, request, to_convert)
+        with below(lambda: dict(context.invocation_metadata())):
+            version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
+        texts = sum(text_size(array) for *_, array in answers)
+        size = texts + sum(array.nbytes for (_, place), *_, array in answers if place is None)
+        take(size)
+        await convert_aside(texts, _fill, answer, request, version, answers)
+        task: Any = asyncio.current_task()
+        answering.callback(asyncio.get_running_loop().call_later(patience(size), task.cancel).cancel)
 
 
 def _fill(answer: Any, request: Any, version: str, answers: Answers) -> None:

@@ -16,7 +16,7 @@ from .._version import VERSION
 from ..errors import InvalidArgument, NNBurstError
 from ..model.types import Array
 from ..runtime.spans import below
-from .budget import RETRY_S, Budget
+from .budget import RETRY_S, Budget, patience
 from .certificate import Certificate
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .listen import guard, listen
@@ -31,8 +31,6 @@ _MOST_JSON = 16 << 20
 _MOST_INFLATED = 16 << 20
 """Maximum bytes of an inflated body, which can be a thousand times longer than the compressed one."""
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
-_PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
-"""Time limit for receiving a body in seconds, and the received bytes that extend it by one second."""
 _MOST_NUMBERS = 1 << 20
 """Maximum count of numbers in the JSON of an answer: encoding keeps the interpreter lock."""
 _T = TypeVar("_T")
@@ -182,7 +180,10 @@ class Rest:
                 version, answers = await infer(self._models, self._regions, inference)
             numbers = sum(one.nbytes for wanted, *_, one in answers if not binary.get(wanted.name, binary[""]))
             size = numbers + sum(text_size(array) for *_, array in answers)
-            return await convert_aside(size, _response, name, version, head.id, answers, binary)
+            response = await convert_aside(size, _response, name, version, head.id, answers, binary)
+            take(response.content_length or 0)
+            await _send(request, response)
+            return response
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
@@ -201,6 +202,17 @@ def _model(request: web.Request) -> tuple[str, str]:
     return request.match_info["model"], request.match_info.get("version", "")
 
 
+async def _send(request: web.Request, response: web.Response) -> None:
+    """Send an answer; disconnect a client that does not read it in time."""
+    try:
+        async with asyncio.timeout(patience(response.content_length or 0)):
+            await response.prepare(request)
+            await response.write_eof()
+    except (TimeoutError, ConnectionError):
+        if request.transport is not None:
+            request.transport.abort()
+
+
 async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
     """Read the body. Count its bytes as they arrive, and again if they are inflated."""
     is_packed = request.headers.get("Content-Encoding", "identity").lower() != "identity"
@@ -208,9 +220,9 @@ async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
     loop, body = asyncio.get_running_loop(), bytearray()
     begin = loop.time()
     while not request.content.at_eof():
-        patience = begin + _PATIENCE_S + len(body) / _LEAST_RATE - loop.time()
+        left = begin + patience(len(body)) - loop.time()
         try:
-            chunk = request.content.read_nowait() or await asyncio.wait_for(request.content.readany(), patience)
+            chunk = request.content.read_nowait() or await asyncio.wait_for(request.content.readany(), left)
         except TimeoutError:
             raise web.HTTPRequestTimeout(text=f"only {len(body)} bytes came in {loop.time() - begin:.0f} s") from None
         take(len(chunk))

@@ -21,17 +21,19 @@ import pytest
 pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
+import aiohttp
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
 from nnburst.errors import DeviceUnavailable, InvalidArgument
+from nnburst.gateway import budget as gateway_budget
 from nnburst.gateway import grpc as gateway_grpc
 from nnburst.gateway import rest as gateway_rest
 from nnburst.gateway.budget import Budget
 from nnburst.gateway.inference import OutputTensor
 from nnburst.gateway.regions import Regions
-from support.gateways import MARKS, Gateway, SlowModels, both_protocols, raw, refused
+from support.gateways import MARKS, Gateway, SlowModels, both_protocols, conversions, ports, raw, refused
 from support.waiting import PATIENCE
 
 pytestmark = MARKS
@@ -83,7 +85,7 @@ def first_line_of_answer(sent: bytes, keepalive: float = 75) -> bytes:
 
 
 def test_body_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_rest, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(gateway_budget, "_PATIENCE_S", 0.01)
     cut_off = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
     assert b" 408 " in first_line_of_answer(cut_off)
 
@@ -92,16 +94,67 @@ def test_head_that_does_not_come_is_waited_for_no_longer_than_its_time() -> None
     assert first_line_of_answer(b"GET /v2 HT", keepalive=0.01) == b""
 
 
-def test_streams_that_one_connection_opens_without_pause_cost_no_other_client_a_request() -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "rest"])
+def test_answer_counts_until_it_is_read_but_no_longer_than_its_time(
+    protocol: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b'{"parameters": {"binary_data_output": true}}'
+    stalled = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    if protocol == "grpc":
+        no_window = frame(4, bytes([0, 4, 0, 0, 0, 0]))
+        stalled = PREFACE + no_window + frame(1, head("ModelInfer"), 1, 4) + frame(0, bytes(5), 1, 1)
+
+    async def main() -> None:
+        models: Any = SlowModels()
+        models.go_on.set()
+        models.model.outputs, models.answers = {"y": conversions("UINT8")}, [np.zeros(16 << 20, np.uint8)]
+        budget = Budget(8, 24 << 20)
+        async with ports(models, budget) as (port, rest_port), aiohttp.ClientSession() as http:
+            place, url = ("127.0.0.1", port if protocol == "grpc" else rest_port), f"http://127.0.0.1:{rest_port}"
+
+            async def ask() -> int:
+                async with http.post(f"{url}/v2/models/slow/infer", data=body) as answer:
+                    await answer.read()
+                    return answer.status
+
+            with socket.create_connection(place) as client:
+                client.sendall(stalled)
+                while budget._bytes < 16 << 20:
+                    await asyncio.sleep(0.001)
+                assert await ask() == 429
+            while await ask() != 200:
+                pass
+            for kind in (gateway_grpc, gateway_rest):
+                monkeypatch.setattr(kind, "patience", lambda size: 0.01)
+            models.runs = asyncio.Queue()
+            with socket.create_connection(place) as client:
+                client.sendall(stalled)
+                await models.runs.get()
+                while budget._requests:
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert not caplog.records
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def head(call: str) -> bytes:
+    """Make the header block of a call over gRPC."""
     fields = {":method": "POST", ":scheme": "http", ":authority": "x", "te": "trailers"}
-    fields |= {":path": "/inference.GRPCInferenceService/ModelStreamInfer", "content-type": "application/grpc"}
+    fields |= {":path": f"/inference.GRPCInferenceService/{call}", "content-type": "application/grpc"}
     texts = [bytes([len(text)]) + text.encode() for field in fields.items() for text in field]
-    block = b"".join(b"\0" + name + value for name, value in zip(texts[::2], texts[1::2], strict=True))
+    return b"".join(b"\0" + name + value for name, value in zip(texts[::2], texts[1::2], strict=True))
+
+
+def test_streams_that_one_connection_opens_without_pause_cost_no_other_client_a_request() -> None:
+    block = head("ModelStreamInfer")
     over = threading.Event()
 
     def flood(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port)) as sock, sock.makefile("rb", 0) as answers:
-            sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4))
+            sock.sendall(PREFACE + frame(4))
             sock.setblocking(False)
             for first in itertools.count(1, 200):
                 opened = b"".join(frame(1, block, stream, 4) for stream in range(first, first + 200, 2))
@@ -139,8 +192,7 @@ def frame(kind: int, payload: bytes = b"", stream: int = 0, flags: int = 0) -> b
 def test_connections_beyond_the_most_are_ended_and_nothing_is_logged(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-    sent = preface if kind is gateway_grpc else b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    sent = PREFACE + frame(4) if kind is gateway_grpc else b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
     async def ask(port: int) -> tuple[bytes, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
