@@ -129,7 +129,7 @@ def examine(fd: int) -> MemoryObject:
         )
     except OSError as error:
         raise GeneralFailure(f"fd {fd} cannot be used: {error.strerror}") from error
-    except GeneralFailure:
+    except (GeneralFailure, ResourceExhausted):
         raise
     except NNBurstError as error:
         raise GeneralFailure(f"fd {fd} cannot be used: {error}") from error

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from .._core._nnburst import lib
-from .._core.errno import check, system
+from .._core.errno import check, failed, meaning, system
 from .._core.fds import FdSet
 from .._core.file_system import check_file_system
 from .._core.leaving import Closing
@@ -563,7 +563,7 @@ class Memory(Closing):
             try:
                 check_file_system(fd)
             except OSError as error:
-                raise GeneralFailure(f"fd {fd} cannot be used: {error.strerror}") from error
+                raise type(failed(os.open, error))(f"fd {fd} cannot be used: {meaning(error.errno or 0)}") from error
             self._answers = True
         return fd
 
