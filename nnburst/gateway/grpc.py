@@ -36,8 +36,8 @@ from .regions import Regions
 from .tensors import PIECE, convert_aside, text_size, to_wire
 
 _log = logging.getLogger(__name__)
-logging.getLogger("grpc._cython.cygrpc").addFilter(  # no traceback for a client that leaves before it has its answer
-    lambda record: "ExecuteBatchError" not in record.getMessage()
+logging.getLogger("grpc._cython.cygrpc").addFilter(  # clients that leave before their answer, or send what is no text
+    lambda record: not record.getMessage().startswith(("ExecuteBatchError", "Invalid encoding"))
 )
 _MOST_BYTES = 256 << 20
 """Maximum bytes of one message."""

@@ -194,7 +194,7 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
         )
     if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
-    environment = {"GRPC_VERBOSITY": "ERROR"}  # by default gRPC logs each handshake that a client breaks off
+    environment = {"GRPC_VERBOSITY": "NONE"}  # otherwise gRPC logs each malformed request, without a limit
     if default_polling_window():
         environment["NNBURST_POLLING_WINDOW_US"] = str(_WINDOW_US)
     return Child("the gateway", "--oip", options, patience=options["drain"], environment=environment)
