@@ -257,12 +257,7 @@ def test_REQ_API_013_REQ_WIRE_009_longest_timeout_is_no_timeout(
     assert (y == Y).all()
 
 
-TIMES = {
-    "none": Timing(),
-    "device": Timing(time_on_device=5),
-    "driver": Timing(time_in_driver=7),
-    "both": Timing(5, 7),
-}
+TIMES = {"none": Timing(), "device": Timing(time_on_device=5), "driver": Timing(time_in_driver=7), "both": Timing(5, 7)}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -20,13 +20,7 @@ from nnburst.cache.reasons import CacheReason, CacheRejected, SaveResult
 from nnburst.devices import Device, PreparedModel
 from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.devices.reference.device import ReferenceDevice
-from nnburst.errors import (
-    BadState,
-    DeviceUnavailable,
-    GeneralFailure,
-    InvalidArgument,
-    NNBurstError,
-)
+from nnburst.errors import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, NNBurstError
 from nnburst.nnapi import Compilation
 from support.samples import SAMPLES
 

@@ -86,10 +86,7 @@ def test_REQ_EF_005_short_timeout_without_a_bit(queue: MessageQueue) -> None:
         queue.event_flag.wait(NOT_EMPTY, SHORT, True)
 
 
-@pytest.mark.parametrize(
-    "bits",
-    [(NOT_FULL, NOT_EMPTY), (NOT_EMPTY, NOT_FULL), (0, 4), (1 << 31, 1 << 30)],
-)
+@pytest.mark.parametrize("bits", [(NOT_FULL, NOT_EMPTY), (NOT_EMPTY, NOT_FULL), (0, 4), (1 << 31, 1 << 30)])
 def test_REQ_EF_006_data_present_wins_over_a_short_timeout(queue: MessageQueue, bits: tuple[int, int]) -> None:
     assert queue.write([1, 2, 3])
     data = queue.read_blocking(3, SHORT, read_notification=bits[0], write_notification=bits[1])

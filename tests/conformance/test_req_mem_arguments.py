@@ -17,11 +17,7 @@ T, Op = OperandType, OperationType
 WAYS = ("compute", "start", "burst")
 every_way = pytest.mark.parametrize("way", WAYS)
 kinds = pytest.mark.parametrize("kind", ["input", "output"])
-DTYPES = {
-    T.TENSOR_FLOAT32: np.float32,
-    T.TENSOR_FLOAT16: np.float16,
-    T.TENSOR_QUANT8_ASYMM: np.uint8,
-}
+DTYPES = {T.TENSOR_FLOAT32: np.float32, T.TENSOR_FLOAT16: np.float16, T.TENSOR_QUANT8_ASYMM: np.uint8}
 
 
 @pytest.fixture

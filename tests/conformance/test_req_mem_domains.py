@@ -682,9 +682,7 @@ def test_quota_of_bytes_counts_what_buffers_grow_to(hosted: tuple[ServiceHost, D
     for _ in range(3):  # what a closed buffer had can be used again
         with in_out(device, open_model) as buffer, Memory.ashmem(5 * NBYTES) as large:
             request = Request(
-                (RequestArgument(False, DataLocation(0, 0, 5 * NBYTES), (20, 8)),),
-                (whole(1),),
-                (large, token(buffer)),
+                (RequestArgument(False, DataLocation(0, 0, 5 * NBYTES), (20, 8)),), (whole(1),), (large, token(buffer))
             )
             with pytest.raises(ResourceExhausted, match="buffer_bytes"):
                 buffer.copy_from(large, (20, 8))

@@ -161,11 +161,7 @@ def test_REQ_MODEL_057_REQ_MEM_031_outputs_must_be_known(device: Device, name: s
 def test_REQ_MODEL_057_REQ_MEM_032_outputs_must_fit(device: Device) -> None:
     sample = SAMPLES["two_outputs"]()
     for model in (sample.model, with_unspecified_outputs(sample.model)):
-        with placed(device, model, sample.inputs, [a.shape for a in sample.outputs], short=1) as (
-            made,
-            request,
-            _,
-        ):
+        with placed(device, model, sample.inputs, [a.shape for a in sample.outputs], short=1) as (made, request, _):
             outcome = execute(made, request, "fenced")
             assert (outcome.status, outcome.shapes) == (ErrorStatus.INVALID_ARGUMENT, ())
 

@@ -144,10 +144,7 @@ def test_connection_that_ends_well_does_not_spare_its_user_the_wait_for_those_th
 
 @pytest.mark.parametrize("home", ["shared", "own"])
 def test_session_that_restarts_waits_while_its_process_dies_again_and_again(
-    start: Callable[..., Shared],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    home: str,
+    start: Callable[..., Shared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
     pauses: list[float] = []
     still = SimpleNamespace(monotonic=lambda: 1000.0, sleep=pauses.append)

@@ -230,10 +230,7 @@ def test_honest_clients_notice_nothing_of_wrong_messages(
 
 @pytest.mark.parametrize(
     "rounds",
-    [
-        pytest.param(40, marks=pytest.mark.check),
-        pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(0)]),
-    ],
+    [pytest.param(40, marks=pytest.mark.check), pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])],
 )
 def test_honest_clients_notice_nothing_of_wrong_answers_to_the_service(
     shared: Shared, honest: Honest, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

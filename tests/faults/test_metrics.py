@@ -46,10 +46,7 @@ def scraped(shared: Shared) -> str:
     """What a scrape gives; one that is turned away is repeated."""
 
     def scrape() -> str:
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(shared.ready["metrics"], timeout=PATIENCE) as answer,
-        ):
+        with contextlib.suppress(OSError), urllib.request.urlopen(shared.ready["metrics"], timeout=PATIENCE) as answer:
             return str(answer.read().decode())
         return ""
 

@@ -15,14 +15,7 @@ import pytest
 
 import nnburst
 from nnburst import Memory
-from nnburst.errors import (
-    BadState,
-    DeviceUnavailable,
-    ErrorStatus,
-    InvalidArgument,
-    MissedDeadline,
-    ResourceExhausted,
-)
+from nnburst.errors import BadState, DeviceUnavailable, ErrorStatus, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process.command import BOOTSTRAP
 from nnburst.service.process.launch import start_child

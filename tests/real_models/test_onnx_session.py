@@ -29,18 +29,7 @@ from nnburst.devices.onnxruntime.kernel import BoundGraph
 from nnburst.memory.managed import Uses
 from nnburst.watch import find_services, look
 from support import images
-from support.onnx_models import (
-    FLOAT,
-    RNG,
-    TensorProto,
-    graph,
-    helper,
-    in_process,
-    mlp,
-    node,
-    ort,
-    save,
-)
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, mlp, node, ort, save
 from support.processes import run_python
 
 
@@ -725,10 +714,7 @@ def test_state_that_grows_beside_an_input_with_room(service: nnburst.Service) ->
         [("y", FLOAT, ()), ("now", FLOAT, ("n + m", 2))],
     ).SerializeToString()
     kept, first, room = {"now": "past"}, {"past": np.zeros((1, 2), np.float32)}, {"past": (9, 2), "x": (4, 2)}
-    with (
-        service.session(model) as session,
-        session.bind(state=kept, initial_state=first, room=room) as execution,
-    ):
+    with service.session(model) as session, session.bind(state=kept, initial_state=first, room=room) as execution:
         rows = 1
         for m in (4, 1, 2):
             execution.reshape({"x": (m, 2)})

@@ -40,10 +40,7 @@ from nnburst.service.process.command import service_environment
 from support.onnx_models import FLOAT, graph, node, save
 from support.processes import beside, open_files
 
-MARKS = [
-    pytest.mark.leaks("gRPC keeps threads and descriptors"),
-    pytest.mark.filterwarnings("ignore"),
-]
+MARKS = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
 
 
 @contextlib.contextmanager

@@ -56,10 +56,7 @@ SAMPLES = (
     (protocol.Hello((1, 0), 7, own=True), protocol.HelloReply((1, 0), 8)),
     (
         protocol.ListDevices(),
-        protocol.ListDevicesReply(
-            (protocol.DeviceInfo("a-b", "1", DeviceType.GPU, Capabilities(), (1, 2)),),
-            (0,),
-        ),
+        protocol.ListDevicesReply((protocol.DeviceInfo("a-b", "1", DeviceType.GPU, Capabilities(), (1, 2)),), (0,)),
     ),
     (protocol.ListModels(), protocol.ListModelsReply(("detector", "ü"), ("", 64 * "0"))),
     (protocol.GetDeviceStatus(0), protocol.GetDeviceStatusReply(DeviceStatus.BUSY)),
@@ -80,10 +77,7 @@ SAMPLES = (
         protocol.Execute(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6)),
         protocol.ExecuteReply(3, SHAPES, Timing(), "too small"),
     ),
-    (
-        protocol.ExecuteFenced(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6), 3, 7),
-        protocol.ExecuteFencedReply(4),
-    ),
+    (protocol.ExecuteFenced(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6), 3, 7), protocol.ExecuteFencedReply(4)),
     (protocol.GetFencedInfo(4), protocol.GetFencedInfoReply(2, Timing(1, 2), Timing(), "no")),
     (protocol.CancelFenced(4), protocol.Done()),
     (protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), protocol.ConfigureBurstReply(3)),

@@ -150,10 +150,7 @@ def mutate_022(model: Model) -> Iterator[Mutant]:
             yield f"operand {index}", with_operand(model, index, lifetime=lifetime, location=DataLocation())
         elif operand.lifetime == L.SUBGRAPH_INPUT and all(operand.dimensions):
             changed = with_operand(
-                model,
-                index,
-                lifetime=L.CONSTANT_COPY,
-                location=DataLocation(0, 0, _nbytes(operand)),
+                model, index, lifetime=L.CONSTANT_COPY, location=DataLocation(0, 0, _nbytes(operand))
             )
             yield f"operand {index}", replace(changed, operand_values=bytes(4096))
 

@@ -613,9 +613,7 @@ def test_shapes_that_cannot_be_are_refused(named: nnburst.Session, shapes: dict[
         named.bind(shapes=shapes)
 
 
-def test_names_that_a_file_uses_for_two_things_say_nothing_about_outputs(
-    scripted: tuple[Service, Scripted],
-) -> None:
+def test_names_that_a_file_uses_for_two_things_say_nothing_about_outputs(scripted: tuple[Service, Scripted]) -> None:
     service, _ = scripted
     b = ModelBuilder()
     x, z = b.input("x", F, (0, 4)), b.input("z", F, (0, 4))

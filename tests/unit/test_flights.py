@@ -455,11 +455,7 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
 
 
 def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service) -> None:
-    with (
-        service.session(relu()) as session,
-        session.bind() as execution,
-        nnburst.BurstExecutor(session) as executor,
-    ):
+    with service.session(relu()) as session, session.bind() as execution, nnburst.BurstExecutor(session) as executor:
         executor.submit(session.run, None, filled(1)).result(PATIENCE)  # so it has a thread
         permits = [session._runs.permits.take(Deadline.after(0)) for _ in range(session._runs.permits.number)]
         locks = [session._pool.first.controller._lock, execution._lock, session._pool._lock, service._reviving]

@@ -72,14 +72,9 @@ def test_interrupts_at_any_step_of_threads_that_wait_for_permits_lose_none(storm
 
 
 @pytest.mark.check
-def test_interrupts_at_any_step_of_threads_that_run_leave_the_next_run_right(
-    storm: Callable[..., None],
-) -> None:
+def test_interrupts_at_any_step_of_threads_that_run_leave_the_next_run_right(storm: Callable[..., None]) -> None:
     values, wrong = itertools.count(1), list[object]()
-    with (
-        nnburst.launch(devices=["nnburst-reference"]) as service,
-        service.session(relu(), concurrency=2) as session,
-    ):
+    with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(relu(), concurrency=2) as session:
 
         def use(which: int) -> None:
             value = next(values) % 4096

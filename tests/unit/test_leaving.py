@@ -319,9 +319,7 @@ def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: st
 @pytest.mark.check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back(service: nnburst.Service) -> None:
-    with (
-        nnburst.nnapi.Compilation(relu(), service.devices) as compilation,
-    ):
+    with nnburst.nnapi.Compilation(relu(), service.devices) as compilation:
         compilation.finish()
         host_side = service.devices[0]
 

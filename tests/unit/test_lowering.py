@@ -479,9 +479,7 @@ def test_infinities_and_what_overflows_agree(operation: O, kind: T) -> None:
 
 @pytest.mark.check
 @pytest.mark.parametrize("quantised", [False, True], ids=["float32", "8 bits"])
-def test_a_default_service_gives_a_model_with_enough_work_to_onnxruntime_unasked(
-    quantised: bool,
-) -> None:
+def test_a_default_service_gives_a_model_with_enough_work_to_onnxruntime_unasked(quantised: bool) -> None:
     model, (image,) = mobilenet(quantised, size=64)
     with nnburst.launch() as service, compiled(model, service) as compilation:
         (step,) = compilation.report.steps

@@ -43,10 +43,7 @@ def read_only() -> Iterator[Memory]:
         yield memory
 
 
-DOORS = {
-    "array": lambda memory: memory.array("u1", (memory.size,)),
-    "buffer": lambda memory: memory.buffer,
-}
+DOORS = {"array": lambda memory: memory.array("u1", (memory.size,)), "buffer": lambda memory: memory.buffer}
 if sys.version_info >= (3, 12):
     DOORS["memoryview"] = memoryview
 

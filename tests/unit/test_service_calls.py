@@ -37,9 +37,7 @@ from support.waiting import PATIENCE, Background, Held, handling, until
 
 GOODBYE = protocol.encode(protocol.Goodbye())
 LONG = protocol.Execute(
-    1,
-    protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 64),) * 1000, (), ()),
-    RunOptions(),
+    1, protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 64),) * 1000, (), ()), RunOptions()
 )
 EXECUTED = protocol.ExecuteReply(0, (), protocol.Timing())
 

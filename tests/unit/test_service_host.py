@@ -740,11 +740,7 @@ def test_a_closed_host_serves_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("quotas", "knob"),
-    [
-        (Quotas(models=2), "models"),
-        (Quotas(mapped_bytes=9000), "mapped_bytes"),
-        (Quotas(fds=2), "fds"),
-    ],
+    [(Quotas(models=2), "models"), (Quotas(mapped_bytes=9000), "mapped_bytes"), (Quotas(fds=2), "fds")],
 )
 def test_quotas_of_models_answer_resource_exhausted_and_releasing_helps(quotas: Quotas, knob: str) -> None:
     with in_process([FakeDevice()], quotas=quotas) as (client, _):

@@ -398,10 +398,7 @@ WRONG_REPLIES = {
         header(1, 0, 1, n) + protocol.encode(protocol.GetMemoriesReply(0, (_POOL, _POOL))),
         1,
     ),
-    "surplus descriptors": lambda n: (
-        header(1, 0, 2, n) + protocol.encode(protocol.GetMemoriesReply(0, (_POOL,))),
-        2,
-    ),
+    "surplus descriptors": lambda n: (header(1, 0, 2, n) + protocol.encode(protocol.GetMemoriesReply(0, (_POOL,))), 2),
     "an error with descriptors": lambda n: (header(2, 0, 1, n) + protocol.encode(protocol.ErrorReply(4, "no")), 1),
     "an error that is none": lambda n: (header(2, 0, 0, n) + protocol.encode(protocol.GetMemoriesReply(0)), 0),
     "a number that was not given": lambda n: (

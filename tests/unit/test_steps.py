@@ -299,10 +299,7 @@ def test_steps_run_with_onnx(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
-    with (
-        nnburst.Session(path) as session,
-        session.bind(steps=6, state=STATE, shapes={"n": 2}) as execution,
-    ):
+    with nnburst.Session(path) as session, session.bind(steps=6, state=STATE, shapes={"n": 2}) as execution:
         for _ in range(2):
             xs = execution.inputs["x"][:] = RNG.normal(size=(6, 2, 4)).astype(np.float32)
             numbers = execution.inputs["i"][:] = RNG.integers(0, 99, (6, 2))

@@ -129,10 +129,7 @@ def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_rem
     with service.session(relu()) as session:
         one, two = session.bind(), session.bind()
         with stopped(service.pid):
-            for run in (
-                lambda: one.run(timeout=0.2 / 3),
-                lambda: asyncio.run(two.arun(timeout=0.2 / 3)),
-            ):
+            for run in (lambda: one.run(timeout=0.2 / 3), lambda: asyncio.run(two.arun(timeout=0.2 / 3))):
                 with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*Give more time \(timeout=\)"):
                     run()
 
