@@ -67,8 +67,9 @@ class Execution(BoundRequest, Closing):
     ``outputs``. Nothing is copied, and ``run()`` is one call into C.
 
     Attributes:
-        inputs: Shared arrays by input name, without states. Write into the arrays (``x.inputs["image"][:] = frame``),
-            do not replace them. Assign values that are not arrays of numbers: ``x.inputs["words"] = ["a", "b"]``.
+        inputs: Shared arrays by input name. States have no arrays. Write into the arrays
+            (``x.inputs["image"][:] = frame``), do not replace them. Assign values that are not arrays of numbers:
+            ``x.inputs["words"] = ["a", "b"]``.
         outputs: Shared arrays by output name, valid until the next run, which overwrites the arrays: keep
             ``x.outputs["scores"].copy()``. An output whose shape is known only after a run is flat bytes, with its
             dimensions in `output_shapes`. Reading a value that is not an array of numbers makes a copy.
@@ -131,8 +132,8 @@ class Execution(BoundRequest, Closing):
         """Copy arrays into `inputs`, and change shapes accordingly.
 
         Returns:
-            False in the cases of `_fill`, or if `inputs` is not a dict of arrays with exactly the inputs' names and
-            dtypes.
+            False if `inputs` is not a dict of arrays with exactly the inputs' names and dtypes, `reshape` cannot give
+            the shapes, or an abandoned run uses the arrays.
         """
         feeds = self._feeds
         if type(inputs) is not dict or len(inputs) != len(feeds):
@@ -268,7 +269,7 @@ class Execution(BoundRequest, Closing):
         return self._setting_up().call(states.read, self.turn, told)
 
     def _living_states(self) -> States:
-        """Return the states. Raises `DeadObject` if the service has died with them."""
+        """Return the states. Raises `DeadObject` if they are lost because the service has died."""
         self._check_not_closed()
         states, ending = self._arguments.states, self.controller.ending
         if states.all and ending.reason:
@@ -345,7 +346,7 @@ class Execution(BoundRequest, Closing):
         return None if moved is None else deadline.postpone(begin)
 
     def _move(self, number: int) -> int | None:
-        """Move to another burst. Return 0; -EAGAIN if a run must end first; None without another burst."""
+        """Move to another burst. Return 0; -EAGAIN if a run must end first; None if there is no other burst."""
         pointer, here = self.pointer, self._home
         if self._pool is None or self._closed:
             return None

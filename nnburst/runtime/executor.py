@@ -44,7 +44,7 @@ class BurstExecutor(ThreadPoolExecutor):
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Create the thread pool; in a forked child, a new one."""
+        """Create a thread pool. Called by the constructor and in each forked child."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

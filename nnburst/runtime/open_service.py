@@ -61,7 +61,8 @@ def launch(
             None for the normal policy. A real-time service polls for requests only if this process may use a CPU
             outside `affinity`.
         affinity: Numbers of the CPUs that the service may use, such as ``{1}``; None for this thread's CPUs.
-        warm: True to load the devices' libraries at once, also for services that are launched later.
+        warm: True to load the devices' libraries now, not with the first model. Services that this program launches
+            later then have the libraries, too.
         sandbox: ``"on"``: the service can read code, but cannot write files, use the network or start programs. Devices
             can need more rights (`Device.needs`), and an old kernel protects less (`Service.sandbox`). ``"strict"``: as
             ``"on"``, but fails if the kernel protects less. ``"off"``: the service has all rights of this program.
@@ -117,8 +118,8 @@ def connect(
         address: The name of the service, or ``unix:`` and the path of its socket; by default the name that ``nnburst
             serve`` uses.
         open_timeout: Seconds to wait for an answer; None for no limit.
-        trust_uid: A user id, or several, whose services to trust besides this user's and root's. A service sees all
-            inputs of its models, and makes their outputs.
+        trust_uid: A user id, or several. Services of these users are trusted, as are services of this user and of
+            root. A service sees all inputs of its models, and makes their outputs.
 
     Raises:
         DeviceUnavailable: No service runs at the address, the service does not serve this user, or its user is not

@@ -34,7 +34,8 @@ _opening = process_lock()  # locked while a session or service is opened
 class Unopened:
     """A session or service that could not be opened when its pickle was read. Each use raises the error.
 
-    Reading the pickle does not: that would end a worker of `multiprocessing.Pool`, whose caller then waits for ever.
+    Reading the pickle raises no error: an error would end a worker of `multiprocessing.Pool`, and its caller would wait
+    for ever.
     """
 
     def __init__(self, error: NNBurstError, reduced: Reduced) -> None:
@@ -49,7 +50,7 @@ class Unopened:
     __exit__ = __enter__
 
     def __reduce__(self) -> Reduced:
-        """Pickle what was read: another process, and a copy, open it if they can."""
+        """Return the pickle that was read: another process, or a later copy, may be able to open it."""
         return self._reduced
 
 

@@ -1,4 +1,4 @@
-"""Services: processes that run models, their devices and their restart."""
+"""Services (processes that run models), the devices of services, and the restart of dead services."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Service(OneProcess, Closing):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The sandbox of the service process: ``mode``, rights ``granted``, protection ``missing``; None in process."""
+        """The sandbox: ``mode``, rights ``granted``, protection ``missing``. None if the service is in this process."""
         return self._backend.sandbox
 
     @property

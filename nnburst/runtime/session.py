@@ -116,9 +116,9 @@ class Session(OneProcess, Closing):
 
     Args:
         model: Path of a file (``"detector.onnx"``), bytes of a file, a `Model` from `ModelBuilder`, or the name of a
-            model in `service`. Without a `service`, also a function declared with `nnburst.declare`, which is sent to
-            the session's service, or a torch module, which is exported to ONNX. If the export fails, the module is sent
-            to the service (`device` can require one of the two ways).
+            model in `service`. Without a `service`, also a function or a torch module. A function declared with
+            `nnburst.declare` is sent to the session's service. A torch module is exported to ONNX; if the export fails,
+            the module is sent to the service (`device` can require one of the two ways).
         example_inputs: For a torch module: a tensor, a tuple of tensors, or a dict of tensors by name. Runs take the
             same shapes.
         service: Service to run on; None for the session's own service, which ends with the session.
@@ -134,10 +134,12 @@ class Session(OneProcess, Closing):
             limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, but at most 15 seconds; with
             None, 2 seconds.
         open_timeout: Time limit in seconds for opening the session (with the start of its own service), for `bind`, and
-            for preparing a run, such as opening a burst or allocating arrays. None for no limit, unless `timeout` is
-            given. The limit is then a minute, and for preparing a run `timeout`, but at least a second.
-        cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with `cache_key`
-            for the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
+            for preparing a run, such as opening a burst or allocating arrays. If None, the limit is `timeout`, but
+            at least a second for preparing a run, and at least a minute for the rest. If both are None, there is no
+            limit.
+        cache_dir: Directory where the compiled model is saved, to be restored next time. If None, nothing is cached
+            without a `cache_key`; with a `cache_key`, the directory is the user's cache directory. See
+            `nnapi.Compilation.set_caching` and `cache_report`.
         cache_key: 32 bytes, different for each model; None for a key made from the model.
         cache_encrypt: True to encrypt cache files with the service's key, and to restore only encrypted files. Needs
             ``cache_dir`` or ``cache_key``.
@@ -271,8 +273,8 @@ class Session(OneProcess, Closing):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong. The message names the input and a remedy.
-            BadState: The session is closed, or all ``concurrency`` runs wait for this thread: they are interrupted by
-                its signal handler, or tasks of its event loop.
+            BadState: The session is closed; or all ``concurrency`` runs wait for this thread, because its signal
+                handler has interrupted them, or because they are tasks of its event loop.
             DeadObject: The service has ended.
             MissedDeadline: The run or its preparation (see `open_timeout`) took too long.
         """
@@ -328,7 +330,7 @@ class Session(OneProcess, Closing):
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
-        """Return the indexes of the named outputs; None, for all outputs, without names."""
+        """Return the indexes of the named outputs. Return None, which means all outputs, if there are no names."""
         if isinstance(names, Mapping):
             raise InvalidArgument("output_names is a dict; inputs come second: session.run(None, inputs)")
         if isinstance(names, str):
@@ -520,7 +522,7 @@ class Session(OneProcess, Closing):
         return self._timeout
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle a session on a shared service as address, model and options. Raises `InvalidArgument` for others."""
+        """Pickle a session as address, model and options. Raises `InvalidArgument` if the service is not shared."""
         if self._service.shared is None:
             return super().__reduce_ex__(protocol)
         from .pickled import of_session

@@ -32,7 +32,7 @@ class Spans:
 
     @contextlib.contextmanager
     def of_run(self, session: Session) -> Iterator[None]:
-        """Wrap a run, in a ``with`` block, in a child of the current span."""
+        """Record the run in a ``with`` block as a span, a child of the current span."""
         with self._tracer.start_as_current_span("nnburst.run", **self._about(session)):
             before = _inside.set(True)
             try:
@@ -60,7 +60,7 @@ class Spans:
 
 @contextlib.contextmanager
 def below(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """In a ``with`` block, make the span in a request's ``traceparent`` header the current span.
+    """Use the span that a request's ``traceparent`` header names as the current span of a ``with`` block.
 
     Source: https://www.w3.org/TR/trace-context/
     """

@@ -1,7 +1,7 @@
 """Sources of cache files: a cache directory, or files that the caller has opened.
 
 A source yields offers: entries to restore, then files for a new entry. A caller takes the next offer only after a
-failure. The files of an offer are closed with the next offer, or with the generator.
+failure. The files of an offer are closed when the source yields the next offer, or when the generator is closed.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ class CacheSource:
     """A source of cache files."""
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
-        """Yield entries to restore, newest first, then a `Room`. Raises `CacheRejected` without a `Room`."""
+        """Yield entries to restore, newest first, then a `Room`. Raises `CacheRejected` if there is no `Room`."""
         raise NotImplementedError
 
     def note(self, reason: CacheReason, entry: Entry) -> None:
         """Record the use of an entry, or remove an entry that can never be restored.
 
         Args:
-            reason: HIT, or the reason of the refusal.
+            reason: HIT if the entry was restored; otherwise the reason why it was not restored.
         """
 
     def close(self) -> None:
-        """Close files that several compilations use."""
+        """Close the files that the source keeps open for all its compilations."""
 
 
 class DirectoryCache(CacheSource):
@@ -224,7 +224,7 @@ def _has_changed(model: Model, fingerprint: bytes) -> bool:
 
 
 class DescriptorCache(CacheSource):
-    """A source of files that the caller has opened, with duplicates of the descriptors.
+    """A source of files that the caller has opened. The source duplicates the descriptors.
 
     Args:
         cache_key: The cache key, 32 bytes, used unchanged.

@@ -71,7 +71,7 @@ class Compilation(OneProcess, Closing):
             use shared memory instead of device memory.
 
     Raises:
-        InvalidArgument: The model is not a `Model`; no device is given, or a device twice.
+        InvalidArgument: The model is not a `Model`; no device is given, or a device is given twice.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -123,8 +123,8 @@ class Compilation(OneProcess, Closing):
     def set_preference(self, preference: PreferenceName | ExecutionPreference) -> None:
         """Set the execution preference.
 
-        With ``LOW_POWER``, both ends of a `Burst` sleep instead of polling, unless the burst has a `polling_window`.
-        Other preferences are passed to the device and are part of the cache key, without other effects.
+        The preference is passed to the device, and is part of the cache key. With ``LOW_POWER``, both ends of a `Burst`
+        also sleep instead of polling, unless the burst has a `polling_window`.
 
         Args:
             preference: A member, or its name.
@@ -280,7 +280,7 @@ class Compilation(OneProcess, Closing):
         """Save the compiled model in files, and restore it next time. The last call before `finish` takes effect.
 
         Args:
-            directory: Path or open descriptor of this user's directory.
+            directory: Path or open descriptor of a directory that belongs to this user.
             cache_key: 32 bytes, different for each model. Zeros are allowed.
             limits: Limits on the size of the directory.
             encrypt: True to encrypt the files with the service's key, and to restore only encrypted files.
@@ -304,7 +304,7 @@ class Compilation(OneProcess, Closing):
         limits: Limits | None = None,
         encrypt: bool = False,
     ) -> None:
-        """Cache like `set_caching`, with a cache key made from the model with its constants.
+        """Cache like `set_caching`. The cache key is made from the model, including its constants.
 
         Args:
             directory: The directory; None for ``NNBURST_CACHE_DIR`` or the user's cache directory.
@@ -426,7 +426,7 @@ _Able = Sequence[tuple[Device, Sequence[bool]]]
 
 
 def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
-    """Return the devices that can run a whole model, with their times. With `speeds`, the fastest device is first."""
+    """Return (time, device) for each device that can run a whole model. With `speeds`, the fastest device is first."""
     if speeds is None:
         return [(0.0, device) for device, supported in able if all(supported)]
     from ...model.performance import NEVER, operation_cost

@@ -71,7 +71,7 @@ def is_name(source: str | bytes) -> TypeGuard[str]:
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
-    """Return the error for a path that no device can read; None for the possible name of a model."""
+    """Return None if a source can be the name of a model. Otherwise it is a path: return the error for the path."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
         return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_ANY}: {_WAYS_OUT}")
@@ -134,12 +134,15 @@ def imported(
 def checked_source(
     model: object, examples: object, device: str | None, *, has_service: bool
 ) -> tuple[Model | str | bytes, bytes]:
-    """Return the model to open, and the functions to send to the service. Raises `InvalidArgument` for no model.
+    """Return the model to open, and the functions to send to the service.
 
     Args:
         examples: Example inputs of a torch module.
         device: Name of the device that must run the model; None for any.
         has_service: True if the session uses an existing service, which accepts no functions.
+
+    Raises:
+        InvalidArgument: `model` is not a model, or does not suit the other arguments.
     """
     if not isinstance(model, Model | str | os.PathLike | bytes) and callable(model):
         from .own_code import from_torch, is_torch_module
@@ -241,7 +244,7 @@ def _open(path: str, directory: str | None) -> Memory:
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:
-    """Attach the files to the model, and set the length of each constant reference to the whole file."""
+    """Attach the files to the model. Make each constant reference as long as its whole file."""
     operands = tuple(
         replace(operand, location=DataLocation(index, 0, pools[index].size))
         if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (index := operand.location.pool_index) < len(pools)

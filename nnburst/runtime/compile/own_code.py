@@ -33,7 +33,8 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
     Args:
         examples: A tensor, a tuple or list in the order of the parameters, or a dict by parameter name. The model's
             inputs have the dtypes and shapes of the examples.
-        device: ``"nnburst-onnxruntime"`` to require an ONNX file, ``"nnburst-function"`` a function; None for either.
+        device: ``"nnburst-onnxruntime"`` to require an ONNX file, ``"nnburst-function"`` to require a function; None to
+            accept either.
 
     Raises:
         InvalidArgument: There are no examples; the module does not accept them, or returns values other than tensors;

@@ -202,7 +202,8 @@ class Arguments:
     Args:
         sizes: Shapes of all arguments in one step.
         buffers: The caller's memory, by argument name.
-        rooms: Bytes for outputs of unknown shape, by name; default 4096. Replaces the model's shape.
+        rooms: Bytes for outputs of unknown shape, by name; default 4096. An output named here counts as of unknown
+            shape, whatever the model says.
         steps: The steps of a run; None for a run without steps.
         least: Minimum bytes of arguments of known shapes, by name.
 
@@ -399,7 +400,7 @@ class Arguments:
         return shape, Argument(room=before.room, length=nbytes or before.length, dimensions=dimensions)
 
     def numbers(self, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> list[int]:
-        """Return all arguments' lengths and dimensions, with changes, for a packet."""
+        """Return the numbers for a packet: length and dimensions of each argument, after the changes in `changed`."""
         numbers: list[int] = []
         for i, argument in enumerate(self._all):
             now = changed[i][1] if i in changed else argument
@@ -408,7 +409,7 @@ class Arguments:
         return numbers
 
     def resize(self, sizes: Sizes, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> None:
-        """Change the shapes of the arguments, with the changes from `resized`."""
+        """Change the shapes of the arguments to `sizes`. `changed` is the result of `resized`."""
         for i, (shape, argument) in changed.items():
             self._known[i], self._all[i] = shape, argument
             self._make_array(i)

@@ -26,7 +26,7 @@ _MOST_DATUMS = 1 << 16
 
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
-"""NumPy kinds of numbers in a list that an input accepts, by the kind of the input's dtype."""
+"""NumPy kinds of the numbers that an input accepts in a list, by the kind of the input's dtype."""
 _DLPACK_CPU = 1
 _LEAST_ROOM = 8
 """Binary logarithm of the minimum bytes of an encoded input."""
@@ -50,7 +50,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
             ``seq(map(int64,tensor(float)))``. A session's argument has the `shape` and `dtype` of the elements; a
             compilation's argument is an array of bytes that contains the encoded value.
-        said: In a compilation, the shape of the elements if `holds` is not empty, as `shape` is the bytes' shape.
+        said: In a compilation, the shape of the elements if `holds` is not empty. `shape` is then that of the bytes.
         is_optional: True for an input with a default, which callers can omit.
     """
 
@@ -332,7 +332,7 @@ class SharedValues(Mapping[str, Any]):
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
-    """Return the length of the longest answer: two datums, plus one per output and dimension."""
+    """Return the length of the longest answer: two datums, one per output, and one per dimension of each output."""
     ranks = (HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 

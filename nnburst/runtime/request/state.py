@@ -28,7 +28,7 @@ class State(Struct, frozen=True):
 
     Attributes:
         source: The output.
-        target: The input. Its shape is the execution's, unless the state grows.
+        target: The input. If the state does not grow, its shape is `shape`, without open dimensions.
         shape: Initial shape.
         buffers: The two device buffers, which runs read alternately (turn 0 and 1).
         grows: True if the shape is known only after each run.
@@ -122,7 +122,8 @@ def check_states(
     """Check ``{output: input}``. Return the sizes, in which a state's output has its input's shape.
 
     Args:
-        grow: Inputs whose shape changes from run to run. The shapes of such outputs are known only after a run.
+        grow: Inputs whose shape changes from run to run. The shapes of the outputs that become
+            these inputs are known only after a run.
     """
     inputs = {row[0].name: row for row in zip(compilation.inputs, sizes.inputs, strict=True)}
     outputs = {row[0].name: row for row in zip(compilation.outputs, sizes.outputs, strict=True)}

@@ -52,7 +52,7 @@ def run_many(
 
 
 def _name(error: NNBurstError, index: int) -> None:
-    """Add the index of the failed input to an error. Drop the traceback, which keeps the run alive."""
+    """Add the index of the failed input to an error. Drop the traceback, which would keep objects of the run alive."""
     error.__traceback__ = None
     error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
@@ -60,7 +60,7 @@ def _name(error: NNBurstError, index: int) -> None:
 def _parts(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
-    """Yield groups of results, or an error of `inputs`."""
+    """Yield groups of results. If the iterator of `inputs` raises an error, yield the error last."""
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
@@ -118,12 +118,12 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
 
 
 class _Rest:
-    """The remaining inputs of the caller's iterator, up to an error of the iterator."""
+    """The remaining inputs of the caller's iterator. An error of the iterator ends them, and is kept in `error`."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None
         self.at_once = isinstance(inputs, list | tuple)
-        """True if several inputs can be taken before a copy: the iterator cannot reuse their arrays."""
+        """True if several inputs can be taken before the first is copied: only an iterator may reuse its arrays."""
         self._iterator = iter(inputs) if self.at_once else self._caught(inputs)
         self._back: list[Inputs] = []
 

@@ -35,8 +35,8 @@ class Burst(OneProcess, Closing):
 
     Args:
         compilation: A finished compilation, which must outlive the burst.
-        polling_window: Seconds that both ends poll before they sleep; 0 to never poll. None means 0 if the compilation
-            prefers ``LOW_POWER``, else 50 µs if there are several CPUs.
+        polling_window: Seconds that both ends poll before they sleep; 0 to never poll. None for 50 µs, or for 0 if the
+            compilation prefers ``LOW_POWER`` or both ends can run only on the same CPU.
         loop_timeout: Longest duration of each WHILE in seconds, at most 15; None for 2. A longer loop ends the run with
             `MissedDeadline`.
 
@@ -115,13 +115,13 @@ class Burst(OneProcess, Closing):
                 starts with these shapes. A state whose input is named here can change its shape in each run.
             measure: True to fill `Execution.timing`.
             state: ``{output: input}`` for each output that is an input of the next run. The state stays in the
-                device. Its shape is the input's, completed by `shapes`, or, if the input is named in `room`, the shape
-                of the first value.
+                device. It has the shape of the input, completed by `shapes`. If `room` names the input, the state has
+                the shape of its first value.
             initial_state: Arrays by input name for the first run; default zero.
             memory: Your own memory for inputs and outputs, by name, used without copies. Give a view of shared memory
-                (``ring.array("uint8", (480, 640, 3), offset)``) with the argument's dtype and shape, or a `Memory`,
-                used from its beginning. An image is used whole. Keep the memory open until the first run. The service
-                maps the memory until the last execution with this memory is closed.
+                that has the argument's dtype and shape: ``ring.array("uint8", (480, 640, 3), offset)``. Or give a
+                `Memory`: the argument is at the beginning of the memory; an image is used whole. Keep the memory open
+                until the first run. The service maps the memory until the last execution with this memory is closed.
             steps: Number of times that a run calls the model. Arrays of inputs and outputs have this leading dimension,
                 and a state passes from step to step. `shapes` are those of one step. If a step fails, the error names
                 the step, and the state is as before the run. The timeout applies to the whole run, and is checked
@@ -200,7 +200,7 @@ class Burst(OneProcess, Closing):
         self.controller.refuse()
 
     def close(self) -> None:
-        """End the burst, before or after its memories. Idempotent."""
+        """End the burst. The memories that it used can be closed earlier or later. Idempotent."""
         try:
             self.controller.close()
         finally:

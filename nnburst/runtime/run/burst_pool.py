@@ -54,8 +54,8 @@ class Restart(Struct, frozen=True):
 class BurstPool:
     """A pool of bursts on one compilation. If an execution's burst is busy, the execution moves to a free burst.
 
-    The pool has as many bursts as runs at the same time, and so one burst for a program with one thread. A ring cannot
-    move, so it has its own burst, which ends with the ring.
+    The pool opens another burst only if runs overlap: without overlap, there is one burst. A ring cannot move, so it
+    has its own burst, which ends with the ring.
 
     Args:
         options: Options of the session.
@@ -231,8 +231,8 @@ class BurstPool:
         Args:
             key: Key of the ring. Rings with equal keys can replace each other.
             sizes: Shapes of the ring's arguments.
-            make: Function that returns executions on a burst. The first argument is a ring with too small arrays, or
-                None.
+            make: Function that returns executions on a burst. The first argument is a used ring that could not be
+                lent, such as one whose arrays are too small; None if there is none.
         """
         ring = small = self._rings.pop(key, None)
         if ring is None or not ring.is_idle or not ring.reshape(sizes):

@@ -22,10 +22,10 @@ _LONGEST_WAIT = 0.1
 
 
 class Permit:
-    """Permission to run, with executions of earlier runs: one for each form of the arguments (ranks, omitted inputs).
+    """Permission to run. Keeps an execution of earlier runs for each form of the arguments (ranks, omitted inputs).
 
     Attributes:
-        thread: Id of the thread that must continue before it returns the permit; 0 for none.
+        thread: Id of the thread that must continue so that the permit is returned; 0 if no thread must.
     """
 
     __slots__ = ("__weakref__", "execution", "executions", "thread")
@@ -45,8 +45,9 @@ class Permits:
     """A fixed number of permits. The permit that was returned last is taken first, because its burst still polls.
 
     Waiting callers are woken in order, and then take an idle permit: a wake-up reserves nothing. A woken caller may be
-    unable to run, for example while a signal handler that waits for a permit has interrupted the caller. Each waiting
-    caller therefore also checks every tenth of a second, and replaces permits that were lost through an exception.
+    unable to run, for example because a signal handler has interrupted the caller and itself waits for a permit. Each
+    waiting caller therefore also checks every tenth of a second, and replaces permits that were lost through an
+    exception.
 
     Attributes:
         idle: Free permits. A hot loop replaces `take` by ``idle.pop()`` while `waiting` is empty, and `give` by
@@ -134,7 +135,7 @@ class Permits:
                 self.waiting[place](None)
 
     def awaited_in(self, thread: int) -> int:
-        """Return the number of permits that return only when the given thread continues."""
+        """Return the number of permits that are returned only if the given thread continues."""
         return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 
     def forget(self) -> None:

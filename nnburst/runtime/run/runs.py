@@ -1,4 +1,4 @@
-"""Runs of a session, for inputs that do not fit the previous run's arrays."""
+"""Runs of a session: waits for a permit, executions for new shapes, repetitions with more memory, awaitable runs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Runs:
     def run_again(
         self, permit: Permit, failed: Execution, error: OutputInsufficientSize, limit: float | None
     ) -> list[Array]:
-        """Repeat a run with more memory for outputs. `limit` is the run's, without the time of preparation."""
+        """Repeat a run with more memory for outputs. `limit` is the run's time limit in seconds."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
             larger = self._setting_up(limit).call(self.enlarge, permit, failed, error)
