@@ -58,7 +58,7 @@ class NNCache:
         abandon_when_forked(self)
 
     def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy = ("random", "halve")) -> None:
-        """Set limits and policy. They apply from the first use until `terminate`; calls in between change nothing.
+        """Set limits and policy, before the first use or after `terminate`. At other times, do nothing.
 
         Args:
             max_key: Maximum bytes of a key.

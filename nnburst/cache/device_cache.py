@@ -31,7 +31,7 @@ class VerifiedEntry(Struct, frozen=True):
     Attributes:
         model: Read-only views, one per model file. The views keep the memory alive.
         data: Read-only views, one per data file.
-        generation: Id of the entry's save.
+        generation: Id of the save that wrote the entry.
         fingerprint: Fingerprint of the model; all zeros if the client sent none.
     """
 
@@ -204,7 +204,7 @@ class DeviceCache:
         Args:
             cache_key, model_fds, data_fds: See `save`.
             fingerprint: 32 bytes of the requested model, or empty.
-            encrypted: True to accept only encrypted files, False to accept only others.
+            encrypted: True to accept only encrypted files, False to accept only files that are not encrypted.
 
         Raises:
             CacheRejected: The files are not the ones that this build of this device saved last under this key.

@@ -7,8 +7,8 @@
     staging/<random>/
 
 An entry is written in `staging` and becomes visible by one rename. `<hh>` are the first two digits of the entry: its
-shard. Readers take the shard's `pub` lock as shared, writers its `build` lock, publishers and removers its `pub` lock
-as exclusive.
+shard. A shard has two locks. Writers take the `build` lock. Readers share the `pub` lock, which publishers and removers
+take as exclusive.
 The modification time of an entry's directory is the time of its last use.
 """
 
@@ -277,7 +277,7 @@ class Cache:
             return OpenedEntry(name.partition(".")[2], fds[:models], fds[models:], stack.pop_all().close)
 
     def note_use(self, entry: str, generation: str) -> None:
-        """Record now as an entry's last use."""
+        """Record the current time as an entry's last use."""
         with suppress(CacheRejected), self.place("objects", entry[:2], f"{entry}.{generation}") as place:
             os.utime(place)
 

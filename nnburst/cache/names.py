@@ -87,7 +87,7 @@ def model_fingerprint(
 
     Args:
         constants: False to give models that differ only in weights the same fingerprint.
-        copies: Values of constants, by operand of the main subgraph, that replace the memory or file.
+        copies: Values to use in place of the memory or file of constants, by operand of the main subgraph.
 
     Raises:
         InvalidArgument: This process has no right to read a constant.

@@ -71,7 +71,7 @@ def claim(payload: memoryview) -> bool:
     """Claim the right to release parts of a verified payload's memory.
 
     Returns:
-        False if another load of the file, which shares the memory, has claimed it.
+        False if another load of the file, which shares the memory, has claimed the right already.
     """
     copy = payload.obj
     assert isinstance(copy, _Copy)

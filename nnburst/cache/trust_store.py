@@ -28,7 +28,7 @@ from .reasons import CacheReason, CacheRejected
 
 _PENDING_SECONDS = 600
 _MOST_ENTRIES = 10_000
-"""Largest number of entries of a device. The oldest entries beyond it are removed."""
+"""Largest number of entries of a device. If there are more, the oldest are removed until nine tenths remain."""
 _MOST_GENERATIONS = 64
 """Largest number of generations of an entry, over all directories."""
 _CODE_SIZE = 32

@@ -68,7 +68,7 @@ def check_versions() -> Finding:
 
 
 def check_device(name: str) -> Finding:
-    """Check that a device opens in its own service process. Report needs beyond the sandbox."""
+    """Check that a device opens in its own service process. List the access that it needs beyond the sandbox."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 
@@ -135,7 +135,7 @@ def check_sandbox() -> Finding:
 
 
 def check_limits() -> Finding:
-    """Check the limit of descriptors. A burst needs a few, each memory pool one."""
+    """Check the limit of descriptors. A burst needs a few descriptors, and each memory pool needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft} open files (at most {hard})"
     if soft < ENOUGH_FDS:

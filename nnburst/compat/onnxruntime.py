@@ -339,7 +339,7 @@ class InferenceSession:
     Args:
         path_or_bytes: Path of a model file, or its contents.
         sess_options: See `SessionOptions`.
-        providers: Names, or pairs of a name and options. Providers other than the CPU's cause a warning.
+        providers: Names, or pairs of a name and options. Providers other than ``CPUExecutionProvider`` cause a warning.
         provider_options: Ignored.
         others: ``enable_fallback`` is ignored; other keywords raise an error.
 
@@ -454,7 +454,7 @@ class InferenceSession:
         return self._options
 
     def get_providers(self) -> list[str]:
-        """Return the CPU's name."""
+        """Return ``["CPUExecutionProvider"]``."""
         return [_CPU]
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: object = None) -> None:
@@ -510,7 +510,7 @@ def _with_texts(value: Any) -> Any:
 
 
 def get_available_providers() -> list[str]:
-    """Return the CPU's name."""
+    """Return ``["CPUExecutionProvider"]``."""
     return [_CPU]
 
 

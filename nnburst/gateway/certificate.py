@@ -32,7 +32,7 @@ class Certificate:
         self.renew()
 
     def renew(self) -> None:
-        """Read the files again. Raises the same errors as the constructor, and then keeps the old certificate."""
+        """Read the files again. If this raises an error (see the constructor), the old certificate stays in use."""
         certificate, key = self._files
         try:
             latest = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -37,7 +37,7 @@ access = logging.getLogger("nnburst.access")
 
 
 def request_id(given: object) -> str:
-    """Return a request's id, or a new id if the client's is missing, too long or not printable."""
+    """Return the id that a client gave its request; a new id if the given one is missing, too long or not printable."""
     is_id = isinstance(given, str) and given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID
     return str(given) if is_id else uuid4().hex
 

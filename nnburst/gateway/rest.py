@@ -272,7 +272,7 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
 
 
 def _inference(name: str, version: str, head: _Infer, data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
-    """Return the request, and by output name ('' for all others) True to send bytes."""
+    """Return the request; and, by output name, True if the output is sent as bytes ('' means all other outputs)."""
     inputs = []
     for tensor in head.inputs:
         raw, length = None, tensor.parameters.get("binary_data_size")

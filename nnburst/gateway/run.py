@@ -1,6 +1,6 @@
 """The gateway process between network and service: a client of the service, or a reader of its statistics.
 
-So no process that runs models parses data from the network.
+Processes that run models therefore parse no data from the network.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class MemoryDesc:
         Raises:
             BadState: The description is not finished, or a compilation is closed.
             DeadObject: The service has ended.
-            NNBurstError: The device refused, and shared memory is impossible. The status is the device's.
+            NNBurstError: The device refused, and shared memory is impossible. The error is the refusal.
         """
         if not self._finished:
             raise BadState("the description is not finished; call finish()")
@@ -189,7 +189,7 @@ class MemoryDesc:
 
 
 class DeviceMemory(OneProcess, Closing):
-    """A device's buffer, or shared memory instead, from `MemoryDesc.create_memory`. Context manager.
+    """Memory from `MemoryDesc.create_memory`: a buffer of a device, or shared memory. Context manager.
 
     An execution uses the whole memory, in one of its roles. The contents are undefined until `copy_memory` or an
     execution has written them.

@@ -19,7 +19,7 @@ class Event:
 
     Args:
         fence: Fence that is signalled at the end, with an error if the execution failed. The event owns the fence.
-        settle: Function that the first `wait` after the end calls, and which raises the execution's error.
+        settle: Function that raises the execution's error, if any. `wait` calls it once, after the execution has ended.
     """
 
     def __init__(self, fence: Fence, settle: Callable[[], None]) -> None:

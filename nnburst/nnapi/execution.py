@@ -128,7 +128,7 @@ class Execution(OneProcess, Closing):
         self._set_array("input", index, array, dimensions)
 
     def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Set the array for an output: C-contiguous and writable. Other arguments as for `set_input`.
+        """Set the array for an output. The array must be C-contiguous and writable. Other arguments as for `set_input`.
 
         For an output with open dimensions, give a large enough array. After the run, `get_output_dimensions` returns
         the dimensions.
@@ -458,7 +458,7 @@ class Execution(OneProcess, Closing):
                 self._take(Failure(info.status, info.reason), limit)
 
     def _options(self, limit: float | None) -> RunOptions:
-        """Return the options of a run without a burst. The run's timeout, `limit` in seconds, begins now."""
+        """Return the options of a run without a burst. The run's timeout of `limit` seconds begins now."""
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
 

@@ -35,7 +35,7 @@ class Replica:
     """The session of an actor or of a deployment's replica.
 
     Args:
-        model: Path of a model file on each node, or its bytes; with `service`, a name of the service's model.
+        model: Path of a model file on each node, or the file's bytes; with `service`, the name of one of its models.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None for an
             own service of each session.
         retry: True to repeat a request once if its service died, for models without side effects.
@@ -78,7 +78,8 @@ class Replica:
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
         """Run the inputs of several callers as one batch. Return the outputs or the error of each caller.
 
-        If the batch fails, each input runs alone. After a missed deadline, or a dead service without `retry`, all fail.
+        If the batch fails, each input runs alone. But if the deadline is missed, or the service dies and `retry` is
+        False, all callers get the error.
         """
         try:
             return [*self.run_many(inputs, batch)]

@@ -72,7 +72,9 @@ class Fault:
         return self._times
 
     def wait(self, timeout: float = _PATIENCE) -> None:
-        """Wait until the fault has happened since the last `wait`. A frozen process has then stopped.
+        """Wait until the fault happens. A frozen process has then stopped.
+
+        If the fault has happened and neither `wait` nor `times` has counted this yet, return at once.
 
         Args:
             timeout: Seconds to wait.

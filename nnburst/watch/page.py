@@ -62,14 +62,14 @@ class Row:
                     lib.nnb_row_count(self.pointer, _PLACES[name], n % (1 << 64))
 
     def time_execution(self, ns: int) -> None:
-        """Count an execution of `ns` nanoseconds, without a burst."""
+        """Count an execution without a burst, which took `ns` nanoseconds."""
         page = self._page
         if page is not None:
             with page.lock:
                 lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
 
     def leave(self) -> None:
-        """Mark the row's client as gone. Only a run that has not ended still keeps the row open."""
+        """Record that the client awaits no more answers. The row stays open until the client's last run ends."""
         page = self._page
         if page is not None:
             with page.lock:
@@ -129,7 +129,7 @@ class Page:
 
     @property
     def fd(self) -> int:
-        """The descriptor of the page's memory. Inheriting processes can only read."""
+        """The descriptor of the page's memory. Processes that inherit the descriptor can only read the page."""
         return self._fd
 
     def open(

@@ -37,10 +37,10 @@ class FoundPage(Struct, frozen=True):
 
 
 def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterator[FoundPage]:
-    """Yield this user's services whose statistics can be read, without disturbing them.
+    """Yield this user's services whose statistics can be read. The search does not disturb the services.
 
     Args:
-        pid: The only process to look at, even of another user.
+        pid: The only process to look at, which may belong to another user.
         every_user: True for services of all users. Only root can read their statistics, which may contain anything.
     """
     is_asked = pid is not None or every_user
@@ -105,7 +105,7 @@ class Viewer:
 
     @property
     def user(self) -> str:
-        """The user id of a worker process for one user's models, or ""."""
+        """The user id, as text, if the service is a worker process for one user's models; otherwise ""."""
         _, _, user = self.name.partition(OF_USER)
         return user if user.isdecimal() else ""
 

@@ -50,7 +50,7 @@ class RowKind(enum.IntEnum):
     """A model, including the sums of its ended bursts."""
     BURST = 3
     PROCESS = 4
-    """A worker process, in the statistics of its parent, the broker process; with the numbers in `ACCOUNT`."""
+    """A worker process, with the numbers in `ACCOUNT`. The row is in the statistics of its parent, the broker."""
     CLIENT = 5
     """A connection, with the numbers in `ACCOUNT`; ``threads`` counts executions without a burst."""
 
@@ -125,7 +125,7 @@ class Latency(Struct, frozen=True):
 
     Attributes:
         round_trip: Time from sending a request to receiving its answer.
-        queue_wait: Time until a thread of the service took the request.
+        queue_wait: Time from sending a request until a thread of the service took the request.
         execution: Time in which the service ran the request.
     """
 

@@ -1,1 +1,1 @@
-"""`nnburst bench`: compare latencies with the limit of the hardware, or several ways to run a model."""
+"""`nnburst bench`: compare bursts with the limit of the hardware; with ``--model``, compare ways to run a model."""

@@ -33,7 +33,7 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """Compare the latency of bursts with the limit of the hardware, or several ways to run a model.
+    """Compare the latency of bursts with the limit of the hardware; with --model, compare ways to run a model.
 
     Times round trips over one cache line, over a burst, and with payloads. The rows are measured in turns, so a
     disturbance of the machine affects all rows. docs/benchmarks.md explains each row.

@@ -97,7 +97,7 @@ class Result:
         return dict(zip(PERCENTILES, (np.percentile(samples, [*PERCENTILES.values()]) / 1e3).tolist(), strict=True))
 
     def ratios(self, base: Result | None = None, percent: float = 50) -> list[float]:
-        """Return this row's percentile divided by the base row's (or by L) in each settled round."""
+        """Return, for each settled round, this row's percentile divided by the percentile of `base` (or by L)."""
         if base is not None:
             return [
                 float(np.percentile(a.samples, percent) / np.percentile(b.samples, percent))

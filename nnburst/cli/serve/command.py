@@ -298,7 +298,10 @@ def serve(
 
 
 def _settle_environment() -> None:
-    """Restart with a service's environment, so that NumPy's libraries start no threads, which could receive signals."""
+    """Restart this process with a service's environment, in which NumPy's libraries start no threads.
+
+    Such threads could receive signals.
+    """
     from ...service.process.command import interpreter, service_environment
 
     env = service_environment(os.environ)

@@ -37,7 +37,7 @@ class Repository:
 
     Raises:
         InvalidArgument: The directory does not exist, a version does not have exactly one file that a device can read,
-            or a name ends like a file's.
+            or a name ends with the suffix of a model file.
     """
 
     def __init__(
