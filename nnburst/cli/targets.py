@@ -17,7 +17,10 @@ _DIGITS = 18
 class Seconds(click.FloatRange):
     """Type of an option for a time. Refuses NaN, which click finds in every range."""
 
-    name = "s"
+    name = "number of seconds"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "S"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)

@@ -29,6 +29,7 @@ from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
 from nnburst.cli.demo import command, network
 from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks
+from nnburst.cli.progress import call_with_notice
 from nnburst.cli.serve.command import serve
 from nnburst.cli.serve.repository import Repository
 from nnburst.devices import device_names
@@ -81,6 +82,11 @@ def test_line_is_on_the_terminal_while_a_model_is_compiled(name: str, monkeypatc
     assert terminal.getvalue().endswith(" …\r\033[K")
 
 
+def test_long_call_shows_nothing_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert call_with_notice("compiling", int, "3") == 3
+
+
 @pytest.fixture
 def serve_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Run `nnburst serve` with a file of options, and return those that it gets, or what is wrong with them."""
@@ -128,6 +134,7 @@ def test_file_of_options_of_the_page_is_read_as_printed(serve_with: Callable[...
         ("max-run = true", "'True' is not a valid"),
         ('config = "other.toml"', "has config; nnburst serve has no such option"),
         ("max-run = nan", "'nan' is not a number of seconds"),
+        ('max-run = "long"', "'long' is not a valid number of seconds"),
         ("max-run = 1\nmax_run = 2", "has max_run twice"),
         ('name = ["vision"]', "has name = ['vision']; this option takes a single value"),
         ("oip-control = [true]", "this option takes a single value"),
