@@ -406,9 +406,12 @@ def test_metrics_are_what_the_page_says() -> None:
     assert 'nnburst_execution_seconds_bucket{le="1e-06",model="detector",user=""} 1.0' in lines
     assert 'nnburst_execution_seconds_bucket{le="2e-06",model="detector",user=""} 2.0' in lines
     assert "nnburst_open_bursts 1.0" in lines
-    shown = set(re.findall(r"nnburst_\w+", " ".join(re.findall('"expr": "(.*)"', DASHBOARD.read_text("utf-8")))))
+    queries = " ".join(re.findall('"expr": "(.*)"', DASHBOARD.read_text("utf-8")))
+    shown = set(re.findall(r"nnburst_\w+", queries))
     assert len(shown) > 10
     assert shown <= {re.split("[{ ]", line)[0] for line in lines}  # of the dashboard in deploy/
+    labels = {*re.findall(r"(\w+)=~", queries), *", ".join(re.findall(r"by \(([^)]*)\)", queries)).split(", ")}
+    assert {"model"} < labels <= set(re.findall(r'(\w+)="', " ".join(lines)))
     page.close()
 
 
