@@ -40,7 +40,7 @@ class Budget:
         """Count a request for a with block. Yields a function that adds bytes.
 
         Raises:
-            ResourceExhausted: Too many requests are in progress or, in the yielded function, too many bytes.
+            ResourceExhausted: Too many requests are in progress. The yielded function raises it for too many bytes.
             DeviceUnavailable: The gateway is stopping.
         """
         if self._is_finishing:

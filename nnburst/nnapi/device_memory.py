@@ -140,7 +140,7 @@ class MemoryDesc:
         """Return a new memory for the roles.
 
         If all compilations are for one device, the device allocates the memory. Otherwise, or if the device refuses,
-        the memory is shared memory. Shared memory needs known dimensions, and compilations that do not name devices.
+        it is shared memory, which is possible if all dimensions are known and no compilation names devices.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.

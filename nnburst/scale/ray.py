@@ -36,8 +36,8 @@ class Replica:
 
     Args:
         model: Path of a model file on each node, or the file's bytes; with `service`, the name of one of its models.
-        service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None for an
-            own service of each session.
+        service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None to
+            give each session its own service.
         retry: True to repeat a request once if its service died, for models without side effects.
         trust_uid: See `nnburst.connect`.
         options: Options of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.

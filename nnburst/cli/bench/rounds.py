@@ -58,7 +58,7 @@ class Subject:
 
     Attributes:
         sample: Function that takes a given number of samples.
-        server_pid: Process to pin to the server's CPU; None for no process, or one that is pinned already.
+        server_pid: Process to pin to the server's CPU; None if there is no process, or it is pinned already.
     """
 
     sample: Callable[[int], Samples]

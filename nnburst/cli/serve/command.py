@@ -298,10 +298,7 @@ def serve(
 
 
 def _settle_environment() -> None:
-    """Restart this process with a service's environment, in which NumPy's libraries start no threads.
-
-    Such threads could receive signals.
-    """
+    """Restart this process in a service's environment, where NumPy starts no threads: threads could receive signals."""
     from ...service.process.command import interpreter, service_environment
 
     env = service_environment(os.environ)

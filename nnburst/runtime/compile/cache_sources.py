@@ -102,7 +102,7 @@ class DirectoryCache(CacheSource):
     """A source of cache files in a `Cache` directory.
 
     Args:
-        cache_key: The application's cache key, 32 bytes; None for a key made from the model with its constants.
+        cache_key: The application's cache key, 32 bytes; None for a key made from the model, including its constants.
         encrypt: True to make the device encrypt the files.
     """
 

@@ -78,7 +78,7 @@ class _Attempt:
         """The entry whose restoration ended the device's process."""
 
     def take(self, offer: Entry | Room) -> CacheReason | None:
-        """Try an offer. Return the outcome; None to try the next offer."""
+        """Try an offer. Return the outcome; None if the next offer must be tried."""
         if isinstance(offer, Room):
             return offer.keep(offer.files, self.compile(offer.files))
         if self.rejected is CacheReason.DEAD_SERVICE:

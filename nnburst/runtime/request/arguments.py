@@ -416,7 +416,7 @@ class Arguments:
         self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:
-        """Return the bytes for new shapes, by name: the current bytes if enough, or at least twice as many."""
+        """Return the bytes for new shapes, by name: the current bytes if sufficient, else at least twice as many."""
         need, enough = nbytes_by_name(self.compilation, sizes), {}
         for node, argument in zip(self._nodes, self._all, strict=True):
             least = need.get(node.name, 0)

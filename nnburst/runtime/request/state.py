@@ -119,7 +119,7 @@ class States:
 def check_states(
     compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
 ) -> Sizes:
-    """Check ``{output: input}``. Return the sizes, in which a state's output has its input's shape.
+    """Check ``{output: input}``. Return the sizes. In them, the output of a state has the shape of the state's input.
 
     Args:
         grow: Inputs whose shape changes from run to run. The shapes of the outputs that become
