@@ -138,6 +138,19 @@ def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tm
         done = subprocess.run(command, cwd=tmp_path, env=vision, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, f"{text}\n{done.stderr}"
         stdout += done.stdout
+    assert_prints(page, stdout)
+    if page.name == "tutorial.md":
+        typed = "".join(f"{text}\n" for language, text in blocks(page) if language == "python")
+        command = [sys.executable, "-iq"]
+        done = subprocess.run(
+            command, input=typed, cwd=tmp_path, env=vision, capture_output=True, text=True, timeout=100
+        )
+        assert "Error" not in done.stderr
+        assert_prints(page, done.stdout)
+
+
+def assert_prints(page: Path, stdout: str) -> None:
+    """Fail unless a program printed what its page says."""
     at, printed = 0, " ".join(stdout.split())
     for line, several in re.findall(
         r"[Tt]his prints[^`]*(?:`([^`]+)`|```text\n(.*?)```)", page.read_text("utf-8"), re.DOTALL
