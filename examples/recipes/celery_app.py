@@ -1,13 +1,15 @@
 """A Celery app in which each worker process connects to one service at its first task.
 
+nnburst demo --save detector.onnx
 nnburst serve --name vision --model detector=detector.onnx
 celery --app celery_app worker --concurrency 4
-python -c 'from celery_app import scores; print(scores.delay([0.0] * 64).get())'
+python -c 'import numpy as np; from celery_app import boxes; print(boxes.delay(np.load("detector.npy").tolist()).get())'
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 from celery import Celery
@@ -23,6 +25,6 @@ def session() -> nnburst.Session:
 
 
 @app.task
-def scores(image: list[float]) -> list[float]:
-    (found,) = session().run(None, {"image": np.array([image], np.float32)})
-    return found[0].tolist()
+def boxes(image: list[Any]) -> list[list[float]]:
+    (found,) = session().run(None, {"image": np.array(image, session().get_inputs()[0].dtype)})
+    return found.tolist()

@@ -1,16 +1,19 @@
 """A FastAPI app in which each uvicorn process connects to one service at its start, and awaits its answers.
 
+nnburst demo --save detector.onnx
 nnburst serve --name vision --model detector=detector.onnx
 uvicorn --workers 4 fastapi_app:app
+curl --data-binary @detector.npy http://127.0.0.1:8000/boxes    # prints five squares
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 import nnburst
 
@@ -26,7 +29,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
-@app.post("/scores")
-async def scores(image: list[float]) -> list[float]:
-    (found,) = await app.state.session.arun(None, {"image": np.array([image], np.float32)})
-    return found[0].tolist()
+@app.post("/boxes")
+async def boxes(request: Request) -> list[list[float]]:
+    image = np.load(io.BytesIO(await request.body()))
+    (found,) = await app.state.session.arun(None, {"image": image})
+    return found.tolist()
