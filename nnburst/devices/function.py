@@ -18,6 +18,7 @@ function and send it to a service that they start: see `SentFunction`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import pickle
@@ -57,6 +58,8 @@ from .elements import element_of, element_types, operand_code
 from .interfaces import Needs
 from .local import LocalDevice, LocalModel
 from .plan import pool_of
+
+_log = logging.getLogger(__name__)
 
 EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1
@@ -345,6 +348,7 @@ class FunctionModel(LocalModel):
             try:
                 answer = function(*inputs)
             except Exception as error:
+                _log.info("%s raised an exception", declared.name, exc_info=True)
                 raise _client_error(declared.name, function, error) from error
             if answer is None and outputs:
                 raise GeneralFailure(f"{declared.name} returned None; return an array for each of its outputs")

@@ -94,6 +94,20 @@ def test_launched_service_has_functions_by_their_names() -> None:
             service.session(plus(1))
 
 
+def test_log_has_the_traceback_of_an_exception(tmp_path: Path) -> None:
+    def helper() -> None:
+        raise ValueError("no")
+
+    log, function = tmp_path / "log", declared(lambda x: helper())
+    with (
+        nnburst.launch(functions=[function], log=log, log_level="info") as service,
+        service.session("<lambda>") as session,
+    ):
+        with pytest.raises(GeneralFailure, match="ValueError: no"):
+            session.run(None, ONE)
+    assert ", in helper\n" in log.read_text()
+
+
 def test_function_of_a_library_is_declared_by_the_program_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np.flip, "__nnburst__", None, raising=False)  # undone with what `declare` sets
     with nnburst.Session(declared(np.flip)) as session:

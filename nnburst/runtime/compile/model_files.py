@@ -49,8 +49,9 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
     if isinstance(model, Model):
         return DEFAULT_DEVICES
     if is_name(model):
-        raise _no_reader(model) or InvalidArgument(
-            f"no device reads {model!r} ({_ANY}); a model by its name needs service=, such as nnburst.connect(…)"
+        raise _no_reader(model) or NoSuchFile(
+            f"there is no file {model!r}, and devices read files whose names end with {_ANY}; a model by its name "
+            "needs service=, such as nnburst.connect(…)"
         )
     return (device or reader_of(model),)
 
