@@ -95,15 +95,16 @@ model = b.build()
   keeps its dtype; float64 is refused, so write `array.astype(np.float32)` or `b.constant(array, np.float32)`.
 - `b.operation` takes any operation, also one of an extension:
   `b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])`.
-- `add_operand` and `add_operation` work on indexes. An `Operand` stands for its index; `b.operand(index)` returns it.
+- `add_operand` and `add_operation` work on indexes. An `Operand` can be used as an index; `b.operand(index)` returns
+  the `Operand`.
 
 ## The table
 
-An entry begins with the operation's name, its number, the first version of NNAPI's HAL that has it, and the types that
-T may be; `F16:1.2` is a type since version 1.2. The method of `ModelBuilder` has the operation's name in small letters;
-IF and WHILE are `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`: `nnburst-onnxruntime`
-runs the operation, [where dimensions and parameters are known](devices.md#nnapis-operations-on-onnx-runtime).
-`nnburst-reference` runs all operations.
+An entry begins with the operation's name, its number, the first version of NNAPI's HAL with this operation, and the
+types that T may be; `F16:1.2` means F16 from version 1.2 on. The method of `ModelBuilder` has the operation's name in
+small letters; IF and WHILE are `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`:
+`nnburst-onnxruntime` runs the operation, [where dimensions and parameters are
+known](devices.md#nnapis-operations-on-onnx-runtime). `nnburst-reference` runs all operations.
 
 An indented line has the inputs and outputs of the operations above; a line without outputs has the output `out:T`.
 `x?` may be omitted; `x+` is one operand or more, `x*` any number. `(a | b)` is either. `stride_{w,h}:i32` is short for
@@ -111,11 +112,12 @@ An indented line has the inputs and outputs of the operations above; a line with
 
 - `F32`, `F16`, `I32`, `B8`: tensors of float32, float16, int32, bool. `f32`, `f16`, `i32`, `bool`: scalars.
 - `Q8`, `Q8S`: tensors of unsigned and of signed bytes, with scale and zero point.
-- `Q8Y`, `Q8C`: tensors of signed bytes, with one scale and with one per channel.
+- `Q8Y`: a tensor of signed bytes with one scale; `Q8C`: with one scale for each channel.
 - `Q16S`, `Q16A`: tensors of int16 with a scale, and of uint16 with scale and zero point.
 - `fx`: `f16` if T is F16, else `f32`.
 - `W`, a filter: T; also Q8C if T is quantised. `B`, a bias: I32 if T is quantised, else T.
-- `box`, `anchor`: Q16A, and Q16S, if T is quantised, else T. `delta`: Q8 or Q8S if T is Q16A, else T.
+- `box`: Q16A if T is quantised, else T. `anchor`: Q16S if T is quantised, else T. `delta`: Q8 or Q8S if T is Q16A,
+  else T.
 - `fill`: i32 if T is quantised, else the scalar of T. `filled`: a tensor of T. `cast`: F32, F16, I32 or Q8.
 - `sub`: a subgraph. `any`: each type.
 
