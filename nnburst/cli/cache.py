@@ -75,7 +75,9 @@ def ls(directory: Cache, as_json: bool) -> None:
 
 
 @cache.command("prune")
-@click.option("--max-bytes", metavar="SIZE", callback=_bytes, help="Remove entries until SIZE is left, e.g. 500M.")
+@click.option(
+    "--max-bytes", metavar="SIZE", callback=_bytes, help="Remove entries until at most SIZE, e.g. 500M, is in use."
+)
 @click.option("--all", "everything", is_flag=True, help="Remove all entries.")
 @click.pass_obj
 def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> None:

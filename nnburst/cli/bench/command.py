@@ -35,7 +35,7 @@ def bench(
 ) -> None:
     """Compare the latency of bursts with the limit of the hardware; with --model, compare ways to run a model.
 
-    Times round trips over one cache line, over a burst, and with payloads. The rows are measured in turns, so a
+    Measures round trips over one cache line, over a burst, and with payloads. The rows are measured in turns, so a
     disturbance of the machine affects all rows. docs/benchmarks.md explains each row.
     """
     from ..tensors import parse_shapes

@@ -101,7 +101,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait for a batch, such as 1ms.")
 @click.option("--allow-uid", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
-@click.option("--quota", multiple=True, metavar="KEY=N", help="Limit a connection (KEY) or a user (user.KEY).")
+@click.option("--quota", multiple=True, metavar="KEY=N", help="Limit each connection (KEY) or user (user.KEY).")
 @click.option(
     "--max-run", type=Seconds(0, 1e6, min_open=True), help="End a run that takes longer than S seconds [default: none]."
 )
@@ -112,7 +112,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--idle-exit", type=Seconds(0, 1e6, min_open=True), help="End after S seconds without a client.")
 @click.option(
     "--metrics", metavar="[HOST:]PORT|unix:PATH",
-    help="Serve Prometheus metrics at this address, or port of the loopback interface; needs nnburst[metrics].",
+    help="Serve Prometheus metrics at this address (PORT alone: on loopback); needs nnburst[metrics].",
 )  # fmt: skip
 @click.option(
     "--oip", metavar="HOST:PORT|unix:PATH",
@@ -135,11 +135,11 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--scheduler", metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1.")
 @click.option(
     "--sandbox", type=click.Choice(("strict", "on", "off")), default="on", show_default=True,
-    help="Sandbox the processes that run models; strict fails if the kernel lacks a restriction.",
+    help="Sandbox the processes that run models; strict: do not start if the kernel lacks one of the restrictions.",
 )  # fmt: skip
 @click.option(
     "--isolate", type=click.Choice(("user", "connection", "none")), default="user", show_default=True,
-    help="Run clients' own models in a process for each user or connection; none: one process for all models.",
+    help="Run clients' own models in one process per user, one per connection, or (none) one for all models.",
 )  # fmt: skip
 @click.option(
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="warning", show_default=True
@@ -189,7 +189,7 @@ def serve(
     nnburst serve --name vision filters.py:edges
     python -c 'import nnburst; print(nnburst.connect("vision").session("detector").get_inputs())'
 
-    FILE.py:FUNCTION is a Python function declared with @declare, which is served as a model of the function's name.
+    FILE.py:FUNCTION is a Python function declared with @declare. The model has the function's name.
 
     Prints one line when the service is ready. After SIGTERM, running executions finish first. On SIGHUP, the service
     compiles the files of the named models again.

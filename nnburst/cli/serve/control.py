@@ -54,7 +54,7 @@ def ls(as_json: bool) -> None:
     "--timeout", type=Seconds(0, 1e6), default=30.0, show_default=True,
     help="Seconds that the service may take to answer.",
 )  # fmt: skip
-@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust this user's services.")
+@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust services of user UID.")
 def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
     """End the connections of one process, or of one user, to a service. `nnburst top` shows the connections.
 
@@ -82,7 +82,7 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
     help="Seconds that the service may take to end.",
 )  # fmt: skip
 @click.option("--kill", is_flag=True, help="End the service at once, without waiting for its runs.")
-@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust this user's services.")
+@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust services of user UID.")
 def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -> None:
     """Stop a service that was started with `nnburst serve`, and wait until it has ended.
 
