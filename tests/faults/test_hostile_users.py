@@ -208,22 +208,13 @@ def test_client_of_a_dead_worker_counts_until_it_has_read_its_answers_or_gone(tm
             for _ in range(3):
                 with pytest.raises(nnburst.DeviceUnavailable, match="may have 1 connections"):
                     nnburst.connect(shared.address)
-        until(lambda: is_free(shared), "it counts for ever")
+        until(lambda: greeted(shared), "it counts for ever").close()
 
 
 def greeted(shared: Shared) -> RawConnection | None:
     """Return a connection of its own; None while one that has ended still counts."""
     connection = RawConnection(shared)
-    try:
+    with contextlib.suppress(AssertionError):
         connection.greet()
-    except AssertionError:
-        connection.close()
-        return None
-    return connection
-
-
-def is_free(shared: Shared) -> bool:
-    """Whether a connection is to be had."""
-    with contextlib.suppress(nnburst.DeviceUnavailable), nnburst.connect(shared.address):
-        return True
-    return False
+        return connection
+    return connection.close()

@@ -195,14 +195,7 @@ def test_an_operation_is_added_as_the_page_says(monkeypatch: pytest.MonkeyPatch)
     assert calls.called
 
 
-AS_WRITTEN = (
-    ["run"],
-    ["demo"],
-    ["ls"],
-    ["trace"],
-    ["doctor"],
-    *(["cache", verb] for verb in ("ls", "prune", "path")),
-)
+AS_WRITTEN = (["run"], ["demo"], ["ls"], ["trace"], ["doctor"], *(["cache", verb] for verb in ("ls", "prune", "path")))
 """Commands that run beside the services and benchmarks below; of others click looks at names and options."""
 
 

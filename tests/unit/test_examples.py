@@ -48,8 +48,7 @@ def test_example_runs_and_its_answers_are_right(command: str, said: str, monkeyp
 
 @pytest.mark.check
 @pytest.mark.parametrize(
-    "name",
-    ["shared/two_programs.py", "recipes/web_workers.py", "live/audio_loop.py", "live/camera_loop.py"],
+    "name", ["shared/two_programs.py", "recipes/web_workers.py", "live/audio_loop.py", "live/camera_loop.py"]
 )
 def test_example_without_its_extra_names_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "onnx.py").write_text("raise ModuleNotFoundError", encoding="utf-8")
