@@ -16,7 +16,7 @@ _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` (without modules) for the package `room`."""
+    """Return `__getattr__`, `__dir__` and `__all__` for the package `room`. `__all__` contains no modules."""
     package = sys.modules[room]
     path = os.path.join(package.__path__[0], "__init__.pyi")
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 OnDeath = Literal["raise", "restart"]
 """Behaviour of calls after the service's death; see `nnburst.Session`."""
 OnError = Literal["raise", "return"]
-"""Treatment of an input's error; see `nnburst.Session.run_many`."""
+"""Treatment of a wrong input or failed run; see `nnburst.Session.run_many`."""
 SandboxMode = Literal["strict", "on", "off"]
 """Sandbox of a service process; see `nnburst.launch`."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ErrorStatus(enum.IntEnum):
-    """The outcome of a call to a device, with its number in messages."""
+    """The outcome of a call to a device. Client and service send each other its number."""
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -48,9 +48,9 @@ class ErrorStatus(enum.IntEnum):
     RESOURCE_EXHAUSTED_TRANSIENT = 7
     RESOURCE_EXHAUSTED_PERSISTENT = 8
     DEAD_OBJECT = 10000
-    """The peer process ended. No message contains this status."""
+    """The peer process ended. This number is never sent."""
     BAD_STATE = 10001
-    """The object cannot do this now (closed, busy, not finished). No message contains this status."""
+    """The object cannot do this now (closed, busy, not finished). This number is never sent."""
 
 
 class NNBurstError(Exception):

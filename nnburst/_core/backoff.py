@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 LONGEST = 5.0
-"""Longest pause in seconds. After a process that lived longer, the next pause is 0.1 s."""
+"""Longest pause in seconds. If a process lived for longer than this, the next pause is 0.1 s."""
 _FIRST = 0.1
 
 
@@ -16,7 +16,7 @@ class Backoff:
         self._pause = self._not_before = 0.0
 
     def begin_pause(self, lived: float) -> None:
-        """Begin a pause after the end of a process that lived for `lived` seconds."""
+        """Begin the pause before the next start. The process has ended after `lived` seconds."""
         self._pause = _FIRST if lived > LONGEST or not self._pause else min(2 * self._pause, LONGEST)
         self._not_before = time.monotonic() + self._pause
 

@@ -21,7 +21,7 @@ _FOREVER_NS = 1 << 62
 
 
 class Deadline(Struct, frozen=True):
-    """The time by which a call has to end. Inside `call`, `after` never returns a later deadline.
+    """The time by which a call has to end. In a function that `call` runs, `after` returns no later deadline than this.
 
     Attributes:
         at_ns: Nanoseconds of CLOCK_MONOTONIC; 0 means no deadline.
@@ -47,7 +47,7 @@ class Deadline(Struct, frozen=True):
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
     def postpone(self, since_ns: int) -> Deadline:
-        """Return a deadline that is later by the time since `since_ns` (CLOCK_MONOTONIC)."""
+        """Return this deadline, postponed by the time that has passed since `since_ns` (CLOCK_MONOTONIC)."""
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -87,6 +87,6 @@ def check_timeout(seconds: float | None) -> float | None:
 
 
 def limit_ns(timeout: float | None) -> int:
-    """Return a timeout in nanoseconds: 0 for no limit, 1 for 0 seconds."""
+    """Return a timeout in nanoseconds. 0 means no limit, so a timeout of 0 seconds becomes 1."""
     seconds = check_timeout(timeout)
     return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)

@@ -61,7 +61,7 @@ _MEANINGS: dict[int, str] = {
 }
 
 this_process = SimpleNamespace(name="this process", refusals="")
-"""This process's name in errors that peers read, and the hint that `refusal` returns."""
+"""`name` is the name of this process in errors that peers read. `refusals` is the hint that `refusal` returns."""
 
 
 def refusal(error: BaseException) -> str:
@@ -151,7 +151,7 @@ def flag(value: object, what: str) -> bool:
 
 
 def member(kind: type[E], value: object, what: str) -> E:
-    """Return the member of an enumeration for a member, a number, or a name in upper or lower case."""
+    """Return a member of an enumeration. `value` is the member, its number, or its name in upper or lower case."""
     try:
         return kind[value.upper()] if isinstance(value, str) else kind(value)  # type: ignore[arg-type]
     except (KeyError, ValueError):

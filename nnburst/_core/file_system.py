@@ -5,8 +5,8 @@ file system is found first, without an access to the file:
 
 * Memory files and ``/dev/shm`` answer ``F_GET_SEALS``, which the kernel handles alone.
 * For other files, the id of the mount is looked up in this process's list of mounts.
-* If the list lacks the mount (of another namespace, or the kernel's own), the file system is asked for its magic
-  number. The kernel itself answers for the FUSE mount of another user.
+* If the list lacks the mount, because it belongs to another namespace or to the kernel, the kernel is asked for the
+  file system's magic number. For the FUSE mount of another user, the kernel answers without asking the server.
 
 An overlay hides the file systems below it. Only overlays in this process's list of mounts, which an administrator
 made, are trusted.

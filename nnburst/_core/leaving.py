@@ -8,8 +8,8 @@ Four verbs mean the same everywhere:
 * ``abandon`` drops a forked child's copy of an object; the parent keeps the original.
 
 **Time.** `Deadline.call` limits all waits in a function. Closing takes at most `LEAVING` seconds, and so does each
-release of an object in the service. If a release is not answered in time, its connection waits for no other release
-until the answer comes. So closing many objects waits only once for a silent service.
+release of an object in the service. If a release is not answered in time, further releases on the same connection do
+not wait while that answer is missing. So closing many objects waits only once for a silent service.
 
 **Interrupts.** A signal handler may run, and raise, between any two steps of the main thread. A finaliser may run
 between any two steps of any thread, even while the thread has a lock. So:

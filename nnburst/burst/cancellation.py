@@ -1,6 +1,7 @@
 """Cancellation of requests whose clients no longer wait, and accounts of working memory.
 
-A server binds requests `under_token`. A long-running kernel takes the `present_token` while it is bound.
+A server binds requests in a block `under_token`. A kernel that may run for long takes the `present_token` when the
+server binds its request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NUMBERS = itertools.count()
 Account = Callable[[int], Callable[[], None]]
 """Function that charges bytes of working memory, and returns a function that releases them.
 
-It raises `ResourceExhausted` beyond the quota. Any thread may call both functions.
+The first function raises `ResourceExhausted` beyond the quota. Any thread may call both functions.
 """
 
 _LEAST_CHARGE = 1 << 16
@@ -36,7 +37,8 @@ class CancelToken:
 
     Attributes:
         cancelled: A word in C, nonzero once the token is cancelled.
-        server: The burst's server end in C, which shows if the client has abandoned the running request; or NULL.
+        server: The burst's server end in C, which shows if the client has abandoned the running request.
+            NULL if there is no open burst.
         account: Account that working memory is charged to; None for no account.
     """
 
@@ -49,7 +51,7 @@ class CancelToken:
         self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use is one atomic step of the interpreter
 
     def add(self, kernel: Kernel) -> None:
-        """Register a kernel with a method `cancel` (see `Kernel`), to be cancelled with the token."""
+        """Register a kernel. If it has a method `cancel` (see `Kernel`), cancelling the token calls that method."""
         if getattr(kernel, "cancel", None) is None:
             return
         kernels, number = self._kernels, next(_NUMBERS)
@@ -94,8 +96,8 @@ def present_token() -> CancelToken | None:
 class WorkingMemory:
     """Working memory of a bound request and its runs, which is charged to the request's client.
 
-    Create it while the request is bound. Bytes count until `give_back`, or until this object is dropped. Only one
-    thread at a time may use it.
+    Create this object while the server binds the request, because it charges the account of the `present_token`.
+    Bytes count until `give_back`, or until this object is dropped. Only one thread at a time may use it.
     """
 
     __slots__ = ("_account", "_charged", "_releases", "_taken")
@@ -121,7 +123,7 @@ class WorkingMemory:
 
     @contextlib.contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Mark the bytes that a ``with`` block takes as free when the block ends."""
+        """At the end of a ``with`` block, stop counting the bytes that were counted in it."""
         taken, charged, n = self._taken, self._charged, len(self._releases)
         try:
             yield

@@ -132,7 +132,7 @@ class BurstExecutorWithCache:
         self._entries.pop(slot, None)
 
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
-        """Check a request and return a kernel that runs it, also for identical later requests.
+        """Check a request and return a kernel that runs it. The kernel also runs later requests that are identical.
 
         Args:
             request: Request without pools; each ``pool_index`` is an index of `slots`.

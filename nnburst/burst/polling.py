@@ -57,7 +57,7 @@ def checked_window(seconds: float) -> float:
 
 
 def loop_timeout_ns(seconds: float | None) -> int:
-    """Return a loop timeout in nanoseconds, 0 for the default. Raises `InvalidArgument` if it is not above 0."""
+    """Return a loop timeout in nanoseconds; None, the default, becomes 0. Raises `InvalidArgument` for 0 s or less."""
     limit = check_timeout(seconds)
     if limit == 0:
         raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")

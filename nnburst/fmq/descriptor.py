@@ -44,7 +44,7 @@ class Layout(enum.IntEnum):
 
 
 class Grantor(NamedTuple):
-    """A region of a queue. The first four contain the read counter, the write counter, the data and the event word.
+    """A region of a queue. The first four regions are read counter, write counter, data and event word.
 
     Attributes:
         flags: Always 0.

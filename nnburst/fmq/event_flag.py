@@ -71,7 +71,7 @@ class EventFlag(Closing):
 
         Raises:
             MissedDeadline: No bit was set in time.
-            InvalidArgument: `mask` is 0 or not 32 bits.
+            InvalidArgument: `mask` is 0 or has more than 32 bits.
             BadState: The flag is closed.
         """
         bits = _bits(mask)

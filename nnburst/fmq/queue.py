@@ -43,8 +43,9 @@ class Handle:
 
     Attributes:
         read: Fill a given array, or a new array of a given length. Return the array, None if there are too few
-            elements, False if the writer overtook this reader, or NotImplemented if the call needs `pointer`.
-        write: Append an array or bytes. Return True, False if there is no room, or NotImplemented as `read` does.
+            elements, False if the writer overtook this reader, or NotImplemented if the caller must use
+            `pointer` instead.
+        write: Append an array or bytes. Return True, False if there is no room, or NotImplemented (see `read`).
     """
 
     __slots__ = ("__weakref__", "pointer", "read", "write")
@@ -62,7 +63,7 @@ class Handle:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Mark the queue as inherited in a forked child."""
+        """Mark this copy of the queue as inherited, because this is a forked child."""
         if self.pointer is not None:
             lib.nnb_mq_inherit(self.pointer)
 
@@ -728,5 +729,5 @@ def readable(array: Elements) -> Any:
 
 
 def writable(array: Elements) -> Any:
-    """Return a pointer like `readable`, for C to fill."""
+    """Return a C pointer to an array for C to write to. The pointer keeps the array alive."""
     return ffi.from_buffer("char[]", _exportable(array), True)

@@ -39,7 +39,8 @@ class MemoryMapping:
         fd: Descriptor of the object; not needed afterwards.
         offset: First byte; need not be page-aligned.
         prot: PROT_READ and/or PROT_WRITE.
-        guarded: True to read zeros instead of a SIGBUS if a peer truncates the object. The caller checks `faults`.
+        guarded: True to let pages that a peer has truncated read as zeros, where an access would otherwise be a SIGBUS.
+            The caller checks `faults`.
 
     Raises:
         GeneralFailure: The object cannot be mapped with these arguments.

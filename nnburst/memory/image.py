@@ -36,7 +36,7 @@ class PixelFormat(Struct, frozen=True):
         name: Common name.
         fourcc: The DRM code, which names the channels in reverse memory order.
         dtype: Name of the type of one channel.
-        order: Position in memory of each channel of the tensor; empty if the orders are equal.
+        order: Position in memory of each channel of the tensor; empty if memory has the tensor's order.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ImageLayout(Struct, frozen=True):
         """Dimensions of the NHWC tensor.
 
         An image of several planes has one channel: the rows of Y, then the rows of the other planes, each of `width`
-        elements. If `width` is odd, colour rows are longer than Y rows, and all elements become one row.
+        elements. If `width` is odd, colour rows are rounded up; the tensor then has one row with all elements.
         """
         form = format_of(self)
         if len(form.planes) == 1:
@@ -150,7 +150,7 @@ def format_of(layout: ImageLayout) -> PixelFormat:
 
 
 def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]]:
-    """Return (rows, bytes of a row without its gap) for each plane, rounded up to whole samples."""
+    """Return (rows, bytes of a row without its gap) for each plane. Both are rounded up to whole samples."""
     return [
         (
             -(-layout.height // plane.subsampling),

@@ -139,7 +139,7 @@ class ManagedBuffer:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """Lock the buffer in a ``with`` block that does not change the contents: exclusively if `write`, else shared.
+        """Lock the buffer in a ``with`` block: exclusively if `write`, else shared. The contents count as unchanged.
 
         Raises the same errors as `Uses.enter`.
         """
@@ -234,7 +234,7 @@ class ManagedBuffer:
 
     @contextmanager
     def _replacing(self, uses: Uses) -> Iterator[None]:
-        """Lock the buffers for new contents, which are undefined if the ``with`` block fails."""
+        """Lock the buffers in a ``with`` block that writes contents. If it fails, these contents are undefined."""
         uses.enter()
         outcome = lib.NNB_LOST
         try:
@@ -329,7 +329,7 @@ class BufferTracker:
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def add(self, buffer: ManagedBuffer) -> int:
-        """Register a buffer and return its id, a positive 31-bit number. An id is reused only after all others."""
+        """Register a buffer and return its id, 1 to 2**31 - 1. An id is reused only after all other ids were used."""
         while (id := next(_numbers) % _HIGHEST_ID + 1) in self._buffers:
             pass
         self._buffers[id] = buffer

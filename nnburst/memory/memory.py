@@ -155,8 +155,8 @@ class Memory(Closing):
             height: Pixels.
             format: A key of `nnburst.memory.FORMATS`.
             layers: Number of images; the N of the NHWC tensor.
-            pitch: Bytes from row to row of the first plane; 0 for rows on 64-byte boundaries. The pitch of other planes
-                follows as in V4L2: half as many bytes for U and V of I420.
+            pitch: Bytes from row to row of the first plane; 0 for rows on 64-byte boundaries. The pitches of
+                other planes are derived from it as in V4L2: the planes U and V of I420 have half this pitch.
 
         Raises:
             InvalidArgument: The format is unknown or a number is out of range.
@@ -271,7 +271,7 @@ class Memory(Closing):
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, offset, span), equal for pools of the same bytes. A value that was read stays valid."""
+        """(device, inode, offset, span), equal for pools of the same bytes. A value once read outlives `close`."""
         if self._identity is None:
             status = system(
                 os.fstat, self._file if self._foreign else self.fds[0]
@@ -328,7 +328,8 @@ class Memory(Closing):
         """Return one plane of an image, for use as an input or output. A plane whose rows have no gaps is not copied.
 
         Args:
-            index: Number of the plane: 0 for Y, then U and V, together or one by one.
+            index: Number of the plane. Y is plane 0. The colours of NV12, NV21 and P010 are plane 1; those of I420 and
+                YV12 are planes 1 and 2.
 
         Returns:
             An image of one plane over the same bytes, to be closed separately. Its channels are in memory order: V
@@ -426,7 +427,7 @@ class Memory(Closing):
         self._copy_in(offset, source.reshape(-1).view(np.uint8))
 
     def _copy_out(self, offset: int, target: Array) -> None:
-        """Copy from the pool to an array of bytes; an image as a whole tensor. Raises the same errors as `read`."""
+        """Copy bytes of the pool to an array, or an image to a whole tensor. Raises the same errors as `read`."""
         if not self._map_prot & PROT_READ:
             raise InvalidArgument(f"the pool was shared with prot {self._map_prot}; reading needs PROT_READ (1)")
         self._check_usable()
@@ -440,7 +441,7 @@ class Memory(Closing):
             gather(self.image, plane_views(self.image, raw), self._tensor(target))
 
     def _copy_in(self, offset: int, source: Array) -> None:
-        """Copy an array of bytes to the pool; an image as a whole tensor. Raises the same errors as `read`."""
+        """Copy an array of bytes to the pool, or a whole tensor to an image. Raises the same errors as `read`."""
         if self._map_prot != PROT_READ | PROT_WRITE:
             raise InvalidArgument(
                 f"the pool was shared with prot {self._map_prot}; writing needs PROT_READ | PROT_WRITE"
@@ -457,7 +458,7 @@ class Memory(Closing):
             write_from(self.fds[0], self.offset, raw)
 
     def _map_for(self, *, writable: bool) -> MemoryMapping:
-        """Return a device's mapping of the pool, writable only if a use so far has needed it.
+        """Return a device's mapping of the pool. It is writable only if a call so far has asked for `writable`.
 
         Raises:
             GeneralFailure: The pool must not be mapped (see `mappable`).

@@ -22,7 +22,7 @@ def _with_slash(name: str) -> str:
 
 
 def _reserve(fd: int, path: str, size: int) -> None:
-    """Allocate the pages of new memory now. Writing to a page that cannot be allocated later is a SIGBUS."""
+    """Allocate the pages of new memory now. Otherwise, a later write is a SIGBUS if no page is free."""
     place = os.fstatvfs(fd)
     free = place.f_bavail * place.f_frsize
     try:

@@ -225,7 +225,7 @@ class ExecutionBurstController(OneProcess, Closing):
             self.forget(memory)
 
     def release_soon(self, memory: Memory | Named, holder: object) -> None:
-        """Release a memory when the next request is bound, for finalisers, which take no lock."""
+        """Release a memory when the next request is bound. Finalisers may call it, because it takes no lock."""
         if not self.closed:
             self._dropped.append((memory, holder))
 

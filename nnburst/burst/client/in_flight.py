@@ -110,7 +110,7 @@ class InFlightRuns:
         return flight
 
     def look(self, flight: InFlight, until: int) -> None:
-        """Continue polling for a started execution, as `start` does."""
+        """Continue polling for the answer of a started execution. `until` means the same as `look_until` in `start`."""
         flight.may_look = False
         if flight.status is not None or len(self._flying) > 1:
             return

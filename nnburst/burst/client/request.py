@@ -33,7 +33,7 @@ _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
-"""Maximum number of polling windows of a run, which polls one window for each of its steps."""
+"""Maximum number of polling windows of a run. A run polls for one window per step, but for no more than this number."""
 _REMEDY = "Give more time (timeout=) or look at what the service is doing"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
@@ -141,7 +141,7 @@ class BoundRequest(Runnable, OneProcess):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Run with an argument, or raise the error of a closed object. Calls of `run` without arguments go to C."""
+        """Run with an argument, or raise the error of a closed object. C serves all other calls of `run`."""
         limit = timeout if inputs is ... else inputs
         self._allow(self._timeout if limit is ... else check_timeout(limit))
         try:
@@ -159,7 +159,7 @@ class BoundRequest(Runnable, OneProcess):
 
         Args:
             status: Status of the run from the C core or from `InFlight`; None to start the run.
-            raises: True to raise an error status, too.
+            raises: True to raise the error of an error status. Errors of the C core are always raised.
         """
         if status is None:
             self._check_not_closed()
@@ -209,7 +209,7 @@ class BoundRequest(Runnable, OneProcess):
         """Bind this request to another burst, after a run that failed with errno `number`.
 
         Returns:
-            The run's deadline, extended by the time that opening took; None if there is no other burst.
+            The run's deadline, postponed by the time that the move took; None if there is no other burst.
         """
         return None
 
@@ -257,7 +257,7 @@ class BoundRequest(Runnable, OneProcess):
         return check(-number, "run", special)
 
     def _ended(self, meanwhile: str) -> NNBurstError:
-        """Return the exception for a burst that has ended; `meanwhile` is the message if this side closed it."""
+        """Return the exception for a burst that has ended. If this side closed it, the message is `meanwhile`."""
         controller = self.controller
         if controller.closed:
             return BadState(meanwhile)
@@ -271,7 +271,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def result(self) -> ExecutionResult:
-        """Status, output shapes and timing of the last run. No other thread may run the request meanwhile.
+        """Status, output shapes and timing of the last run. Read them only while no other thread runs the request.
 
         Raises:
             BadState: There was no run, or the last run gave no answer.

@@ -74,7 +74,7 @@ class ListenerGroup:
             burst.take_places(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
-        """Start a thread for the first burst, and a second one for more bursts in case a run does not end."""
+        """Start a thread for the first burst, and a second one for more bursts: a run may occupy the first for ever."""
         wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
         while (there := lib.nnb_group_workers(self._handle)) < wanted:
             if self._start_thread():
@@ -144,7 +144,7 @@ class ListenerGroup:
         return threading.current_thread() in self._threads
 
     def wake_all(self) -> None:
-        """Wake the threads, so that they end bursts after `hang_up`."""
+        """Wake the threads, so that they end each burst whose `hang_up` was called."""
         lib.nnb_group_wake_all(self._handle)
 
     def flow(self) -> Flow:

@@ -27,13 +27,13 @@ _RESTART = -errno.ERESTART
 def serve(
     following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], ServerEnd]
 ) -> int:
-    """Run requests until C returns an id that is not a plan's, and return that id.
+    """Run requests until C returns an id that belongs to no plan, and return that id.
 
     Args:
         following: C function that sends the last answer and returns the id of the next request's plan.
         source: Argument of `following`.
         plans: Plans by id.
-        burst_of: Function that returns the burst of a plan's id.
+        burst_of: Function that takes the id of a plan and returns the plan's burst.
     """
     new, ended = lib.NNB_PLAN_NEW, lib.NNB_BURST_ENDED
     while True:

@@ -87,7 +87,7 @@ class ServerEnd:
         self._plans = plans
 
     def attend(self, plan: int) -> None:
-        """Run a request whose plan C cannot call. `plan` is the plan's id, with flags for the reason."""
+        """Run a request that needs more than a call of its plan. `plan` is the plan's id, with flags that say why."""
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
             self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
@@ -110,7 +110,7 @@ class ServerEnd:
             self.answer(result)
 
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> ExecutionResult | None:
-        """Finish a run in C that failed, or whose plan was dropped during the run."""
+        """Take the outcome of a C kernel's run. The run failed, or its plan was dropped during the run."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
         kernel = self._plans[self._base + plan_id]  # referenced before C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):

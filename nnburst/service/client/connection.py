@@ -36,7 +36,7 @@ _open: dict[int, Connection] = {}
 
 
 class _Link:
-    """The owner of a connection, which ends when the `ServiceConnection` and all its proxies are dropped."""
+    """The owner of a connection. The connection ends when the `ServiceConnection` and all its proxies are dropped."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -61,7 +61,7 @@ def _end_all() -> None:
 
 
 class _Apart:
-    """A connection for models that the client brings, opened at its first use and again after it has ended.
+    """The connection for models that the client brings. The first use opens it, and a use after its end opens another.
 
     Args:
         first: The connection that lists the devices.

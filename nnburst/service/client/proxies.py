@@ -254,7 +254,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         duration_ns: int = 0,
         on_end: Callable[[], None] | None = None,
     ) -> RemoteFenced:
-        """Start an execution in the service that waits for fences; see `PreparedModel.execute_fenced`.
+        """Let the service start an execution that waits for fences; see `PreparedModel.execute_fenced`.
 
         Raises:
             DeadObject: The service died.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CallbackRegistry:
-    """Handler of the calls that a service makes, with the `BurstCallback`s of one connection by number.
+    """Handler of the calls that a service makes. It finds the `BurstCallback`s of one connection by their numbers.
 
     References to callbacks are weak, so that a dropped burst can be freed.
     """

@@ -19,7 +19,7 @@ from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
 MAX_PENDING = 128
 """Maximum number of calls in flight. At twice as many, the other side ends the connection."""
 _MOST_UNATTENDED = 64
-"""Number of calls in flight from which only calls with a waiting caller are sent."""
+"""When this many calls are in flight, only calls with a waiting caller are sent."""
 
 
 class PendingCall:

@@ -129,7 +129,7 @@ class ServedCalls:
 
 
 class Serving:
-    """The server of one connection's calls, which the connection's owner passes in.
+    """The server of one connection's calls. The connection's owner passes each call to `accept`.
 
     Args:
         side: The end that serves the calls.

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its answers is disconnected."""
 TOLD = "the service ended: "
-"""Prefix of the reason that the other side has sent for its end."""
+"""Prefix of a reason that the other side has sent before it ended."""
 WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for busy handlers."""
 
@@ -65,12 +65,12 @@ class Connection:
 
     Args:
         sock: A connected SOCK_SEQPACKET socket; the connection owns it.
-        side: This end, client or service, which decides the calls that it serves.
+        side: Role of this end, client or service. The role decides the calls that this end serves.
         handler: See `Serving`.
         peer_pidfd: A pidfd of the peer's process, if known. The connection owns it.
         child: The peer's process, if this end has to start it. The owner thread starts the process, because the kernel
             ends a child together with the thread that started the child.
-        workers: Maximum number of computing calls, and of other calls, that are served at the same time.
+        workers: Maximum number of computing calls that are served at the same time. Other calls have an equal limit.
         send_timeout: Seconds after which a peer that does not read its answers is disconnected.
         on_end: Called once, after all death listeners.
         peer: Name of the peer, for the log.

@@ -61,10 +61,11 @@ class ServiceHost:
         quotas: Limits of one connection.
         user_quotas: Limits of all connections of one user.
         page: The statistics page, closed by the host; None for no statistics.
-        workers: Maximum number of computing calls, and of other calls, that one connection runs at the same time.
+        workers: Maximum number of computing calls that one connection runs at once. Other calls have an equal limit.
         listeners: Threads for the bursts of all connections, closed by the host; None for a thread for each burst.
         max_run: Seconds that one run may take; None for no limit.
-        max_compile: Seconds that reading and compiling a client's model may take; this process then ends.
+        max_compile: Seconds that reading and compiling a client's model may take. If they take longer, this process
+            ends. None for no limit.
         faults: The client's fault points, if any.
         sandbox: The sandbox of this process, for clients to see.
         apart: Devices that only the broker may use in this process.
@@ -170,8 +171,8 @@ class ServiceHost:
         """End all connections, release their objects, and close the devices. Idempotent.
 
         Args:
-            reason: Reason to send to clients when running executions have finished, within the time limit of closing.
-                If it is empty, clients get no reason, and executions of several steps end between two steps.
+            reason: Reason to send to clients, after running executions have finished or the time limit of closing has
+                passed. Without a reason, nothing is sent, and executions of several steps end between two steps.
         """
         with self._lock:
             if self._closed:
@@ -317,7 +318,7 @@ class Client:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def admit(self, call: calls.Call) -> None:
-        """Refuse a call before hello, and carry out the orders for the call's fault point."""
+        """Refuse a call that comes before `Hello`. Carry out the orders for the call's fault point."""
         if not self._greeted and call.request is not calls.Hello:
             raise calls.Malformed(f"{call.name} before hello")
         if self.host.faults is not None:

@@ -130,7 +130,7 @@ class ObjectTable:
         """Refuse new objects, and make threads inside objects return after their current runs.
 
         Args:
-            error: Class of the errors of later calls. The first class counts.
+            error: Class of the errors that later calls raise. If this method is called again, the first class remains.
         """
         with self._lock:
             self._closed = self._closed or error

@@ -35,7 +35,7 @@ _FIRST_ACTIVATED_FD = 3
 _MOST_REFUSALS = 16
 """Maximum number of refused peers that are told the reason at the same time; others are only disconnected."""
 _HELLO_PATIENCE = 10.0
-"""Seconds that an accepted peer has to send hello."""
+"""Seconds within which an accepted peer must send hello."""
 _NEW = 10.0
 """Seconds that a connection counts as new in its user's quota."""
 _UNREAD = 1.0
@@ -275,7 +275,7 @@ class Broker:
             self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
-        """Tell a client why it is not served. If too many are being told, only disconnect it."""
+        """Tell a client why it is not served. If too many clients are being told, only disconnect this one."""
         _log.warning("%s is refused: %s", client.peer, reason)
         if sum(other.is_dismissed and other.worker is None for other in self._awaited.values()) >= _MOST_REFUSALS:
             client.close()
@@ -346,7 +346,10 @@ class Broker:
             client.close()
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
-        """End the connections of a process, or of all other processes of a user, and return their number."""
+        """End the connections of process `pid`, and return their number.
+
+        With `uid`, end the connections of all other processes of that user instead.
+        """
         ended = 0
         for worker in self.workers:
             for client in list(worker.clients.values()):
@@ -371,7 +374,7 @@ class Broker:
 
 @contextlib.contextmanager
 def _signals(wake_fd: int) -> Iterator[None]:
-    """Unblock SIGTERM, SIGINT and SIGHUP, and write their numbers to a descriptor instead of raising."""
+    """Unblock SIGTERM, SIGINT and SIGHUP. When one comes, write its number to `wake_fd`, and raise nothing."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     old_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)

@@ -45,7 +45,7 @@ def pidfd_of_parent(parent: int) -> int:
 
 
 def main() -> int:
-    """Serve the client at an inherited socket, and clients that it hands over, until it disconnects."""
+    """Serve the client at an inherited socket until that client disconnects. It may hand over others to serve."""
     return serve(ServiceOptions.read(sys.argv[1], path=sys.argv[2:]))
 
 

@@ -41,8 +41,8 @@ def safe_command(module: str) -> list[str]:
     """Return the start of a command that runs a module of this package without imports from the working directory.
 
     Args:
-        module: Name of the module, whose `main` reads the rest of the command. `absolute_entries` must filter
-            PYTHONPATH.
+        module: Name of the module, whose `main` reads the rest of the command. The caller passes the command's
+            PYTHONPATH through `absolute_entries`.
 
     Raises:
         DeviceUnavailable: There is no interpreter to run the command.

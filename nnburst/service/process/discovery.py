@@ -235,7 +235,7 @@ def _open_lock(path: Path, flags: int) -> int:
 
 
 def _open_removed(path: Path) -> int:
-    """Open a removed lock file that a process of this user still has open. Raises `FileNotFoundError`."""
+    """Open a removed lock file that a process of this user still has open. `FileNotFoundError` if there is none."""
     removed = f"{os.path.realpath(path)} (deleted)"
     for link in glob.iglob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

@@ -86,7 +86,7 @@ def occupy_streams() -> Iterator[None]:
 
 
 def find_zygote(devices: Iterable[str]) -> Zygote | None:
-    """Return the zygote of this process, and start it if necessary. The caller need not wait for its imports.
+    """Return the zygote of this process, and start it if necessary. It is usable while it still imports modules.
 
     Args:
         devices: Names of the service's devices.
@@ -125,8 +125,8 @@ def fork(
         deadline: Time limit for the answer.
 
     Returns:
-        (descriptors, function): a pidfd of the process and a socket, and a function of these descriptors that returns
-        the exit status, or None if the zygote was killed.
+        (descriptors, function). The descriptors are a pidfd of the process and a socket. The function takes them, and
+        returns the exit status, or None if the zygote was killed.
 
     Raises:
         MissedDeadline: The zygote has not answered in time.
@@ -167,7 +167,7 @@ def _status(fds: FdSet) -> int | None:
 
 
 def end() -> None:
-    """End the zygote, and wait for its end. All its children have ended."""
+    """End the zygote, and wait for its end. Call it only after all connections to its children have ended."""
     global current
     zygote, current = current, None
     if zygote is not None:

@@ -230,8 +230,8 @@ class Child:
 
     Args:
         spawn: Function that starts the process and returns (descriptors, function). The first descriptor is a pidfd.
-            The function of the descriptors returns the exit status, or minus the number of the signal that ended the
-            process.
+            The returned function takes the descriptors and returns the exit status, or minus the number of the signal
+            that ended the process.
         end: Seconds that the process may take to end; None for the connection's limit.
     """
 

@@ -136,7 +136,7 @@ def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> No
 
 
 def log_lines(fds: FdSet, logger: logging.Logger) -> None:
-    """Log a service's lines at the levels that they name. `fds` are those of `hand_on`."""
+    """Log a service's lines at the levels that they name. For `fds`, see `hand_on`."""
     with contextlib.closing(fds):
         for text in _lines(*fds.fds):
             own = _OWN_LINE.match(text)

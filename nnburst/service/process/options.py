@@ -97,9 +97,10 @@ class Scheduling:
                 ) from None
 
     def above(self, watcher: Callable[[], object]) -> None:
-        """Call `watcher`, which starts a thread that can end this process, at a higher priority.
+        """Raise this thread's priority while `watcher` runs. `watcher` starts a thread that can end this process.
 
-        So the thread runs even if a device never yields its CPU. If the system refuses, the priority stays the same.
+        The new thread inherits the higher priority, so it runs even if a device never yields its CPU. If the system
+        refuses the higher priority, `watcher` runs at the present one.
         """
         if self.policy:
             with contextlib.suppress(OSError):

@@ -298,7 +298,7 @@ class WorkerPool:
         return iter(list(self._all.values()))
 
     def take(self, client: AcceptedClient, *, own: bool = False) -> None:
-        """Hand a client to the shared worker or, with `own`, to the worker of its own models, started if needed."""
+        """Hand a client to the shared worker; with `own`, to the worker of the client's models. Start it if needed."""
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
             key = client.peer.uid if self._isolation is Isolation.USER else client
@@ -382,7 +382,7 @@ class WorkerPool:
             self._part(worker, reason)
 
     def kill(self, worker: Worker, reason: str = "") -> None:
-        """End a worker, and tell its clients the reason. A starting worker ends only when it is idle."""
+        """End a worker, and tell its clients the reason. A worker that is still starting is left until it is idle."""
         if worker.service is not None:
             self._part(worker, reason)
             worker.service.kill()

@@ -128,7 +128,8 @@ class Outgoing:
         size: Bytes of the datagram.
         n_fds: Number of the message's descriptors.
         is_sent: True once the message was sent.
-        release: Function that releases the message's charge when the message is received or dropped, or None.
+        release: Function that releases the message's charge when the message is received or dropped; None if there is
+            no charge.
 
     Raises:
         InvalidArgument: There are too many descriptors.
@@ -247,7 +248,7 @@ def peek_first(sock: socket.socket) -> tuple[int, Hello | EndClients | LoadModel
     Raises:
         BlockingIOError: No message has come.
         EndOfStream: The peer closed its end.
-        Malformed: The first message is of another type.
+        Malformed: The first message is not a valid `Hello`, `EndClients` or `LoadModel`.
     """
     data = sock.recvmsg(_MOST_FIRST, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)[0]
     if not data:

@@ -55,7 +55,7 @@ MAX_INLINE = 64 * 1024
 MAX_BODY = 16 * 1024 * 1024
 """Longest body of a message, in bytes."""
 MAX_REFERENCED = 1024
-"""Maximum number of subgraphs that a model refers to, with at most `MAX_OPERANDS` operands and operations in all."""
+"""Maximum number of subgraphs of a model. In all, they have at most `MAX_OPERANDS` operands, and as many operations."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Cpus = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**20)], ...], msgspec.Meta(max_length=8192)]
@@ -249,7 +249,7 @@ class ListDevicesReply(Message, tag="list_devices.reply", frozen=True, omit_defa
 
 
 class ListModels(Message, tag="list_models", frozen=True):
-    """Lists the models that can be opened by name, of all devices."""
+    """Lists, for all devices, the models that can be opened by name."""
 
 
 class ListModelsReply(Message, tag="list_models.reply", frozen=True, omit_defaults=True):
@@ -295,7 +295,7 @@ class ImportModelReply(Message, tag="import_model.reply", frozen=True):
     """The reply to `ImportModel`.
 
     `model`: the model without pools; `files`: the name of each pool's file, empty for the imported
-    file; `optional_inputs`: the number of inputs, from the last one back, that have defaults.
+    file; `optional_inputs`: the number of inputs with defaults, which come last.
     """
 
     model: WireModel
@@ -322,7 +322,7 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
     """The reply to `PrepareModel`.
 
-    `cache`: the result of saving; `takes_steps`: True if a slot of a burst may stand for a number of steps.
+    `cache`: the result of saving cache files; `takes_steps`: True if a slot of a burst may stand for a number of steps.
     """
 
     prepared_model: Id
@@ -465,7 +465,7 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
     """The reply to `ConfigureBurst`.
 
-    `cpus`: processors of the listener; `pipelined`: True if several requests may wait and the socket is used.
+    `cpus`: processors of the listener; `pipelined`: True if several requests may wait and the service uses the socket.
     """
 
     burst: Id
@@ -520,8 +520,8 @@ class Release(Message, tag="release", frozen=True):
 class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
     """Ends all connections of a process, and their runs. Only for the user who runs the service and for root.
 
-    `uid`: user whose connections end instead, except those of the asking process. The process of the user's own models
-        ends, too.
+    `uid`: if set, all connections of this user end instead, except those of the asking process. The process that runs
+        this user's own models ends, too.
     """
 
     pid: Id = 0
