@@ -199,7 +199,7 @@ def threads_of(pid: int) -> int:
 
 
 def test_top_shows_what_each_process_and_each_client_takes_and_may_take(start: Callable[..., Shared]) -> None:
-    shared = start("--quota", "user.process_fds=200", "--quota", "fds=500")
+    shared = start("--quota", "user.process_fds=300", "--quota", "fds=500")
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
         session.run(None, X)
         own = worker_of(session)
