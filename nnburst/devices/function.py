@@ -439,7 +439,8 @@ def _load(target: str) -> Callable[..., Any]:
     """Import and return the function ``file.py:function`` or ``package.module:function``."""
     place, _, attribute = target.rpartition(":")
     if not place:
-        raise DeviceUnavailable(f"{target}: give FILE.py:FUNCTION or package.module:FUNCTION")
+        model = f"; a model in a file is --model NAME={target}" if target.lower().endswith(_FILES) else ""
+        raise DeviceUnavailable(f"{target}: give FILE.py:FUNCTION or package.module:FUNCTION{model}")
     try:
         module = _file(target, place) if place.endswith(".py") else import_module(place)
     except DeviceUnavailable:

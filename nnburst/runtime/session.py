@@ -331,8 +331,9 @@ class Session(OneProcess, Closing):
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
         """Return the indexes of the named outputs. Return None, which means all outputs, if there are no names."""
-        if isinstance(names, Mapping):
-            raise InvalidArgument("output_names is a dict; inputs come second: session.run(None, inputs)")
+        if isinstance(names, Mapping) or hasattr(names, "__array__"):
+            what = type(names).__name__
+            raise InvalidArgument(f"output_names is a {what}; inputs come second, by name: session.run(None, inputs)")
         if isinstance(names, str):
             raise InvalidArgument(f"output_names is a list of names; for one output give [{names!r}]")
         try:

@@ -216,7 +216,8 @@ def test_unknown_name_says_what_there_is(service: nnburst.Service, tmp_path: Pat
             r"has no 'nothing'; it has the declared functions \['accumulate', 'add', .*@nnburst\.declare",
         ),
         ("no_such_module:f", r"no module 'no_such_module' .*the path of its file \(no_such_module.py:f\).* PYTHONPATH"),
-        ("mine_filters", "give FILE.py:FUNCTION or package.module:FUNCTION"),
+        ("mine_filters", "give FILE.py:FUNCTION or package.module:FUNCTION$"),
+        ("net.onnx", "a model in a file is --model NAME=net.onnx$"),
         ("no_such_file.py:f", "there is no file '.*/no_such_file.py'"),
     ],
 )

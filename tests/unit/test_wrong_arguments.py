@@ -101,6 +101,7 @@ NO_MODEL = "give a path.* torch.*@nnburst.declare"
         (lambda s: s.run(None, {}), r"^inputs \['x'\] are missing; this model takes \['x'\]$"),
         (lambda s: s.run("y", {"x": X}), r"give \['y'\]"),
         (lambda s: s.run([0], {"x": X}), "no outputs"),
+        (lambda s: s.run(X), r"output_names is a ndarray; .*session\.run\(None, inputs\)"),
         (lambda s: s.run([["y"]], {"x": X}), "no outputs"),
         (lambda s: s.run(None), r"^inputs \['x'\] are missing; this model takes \['x'\]$"),
         (lambda s: Repository({"m.onnx": "FILE"}), "sessions take 'm.onnx' for a file; call the model 'm'"),
