@@ -58,7 +58,8 @@ def shorten(value: Any) -> str:
 def as_saved(value: Any) -> Array:
     """Return a value as an array that NumPy can load without pickle.
 
-    Strings have fixed width. Values that are not arrays become JSON, as do strings if one ends with NUL.
+    Strings become an array of fixed width, or JSON if one of them ends with NUL. A value that is not an array becomes
+    JSON.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in ("O", "T"):

@@ -1,22 +1,22 @@
 """Fences: file descriptors that report the end of an execution to any number of processes.
 
 A fence is one end of a pair of stream sockets. The process that will signal the fence keeps the other end in a
-`FenceSignal`:
+`FenceSignal`. From the beginning, that end contains one unread byte. If a stream socket closes with unread data, the
+other end reports an error, so the kernel puts a process's fences in error when the process ends for any reason.
 
 ====================  ==================================================  =========================================
 state                 how it comes about                                  ``poll(fd, POLLIN)`` says
 ====================  ==================================================  =========================================
 active                                                                    nothing
-signalled             the signal reads its own byte, writes one, closes   ``POLLIN``, soon with ``POLLHUP``
-error                 the signal closes without reading its own byte      ``POLLIN | POLLERR | POLLHUP``
+signalled             the `FenceSignal` reads that byte, writes another   ``POLLIN``, soon with ``POLLHUP``
+error                 the `FenceSignal` closes with the byte unread       ``POLLIN | POLLERR | POLLHUP``
 ====================  ==================================================  =========================================
 
-From its creation, the signal's end has an unread byte. If a stream socket closes with unread data, the other end
-reports an error. So the kernel puts a process's fences in error when the process ends for any reason. An eventfd
-cannot report errors, a reader of a pipe can prevent its hang-up, and shared memory cannot be polled.
+An eventfd cannot report errors, a reader of a pipe can open its writing end and so prevent a hang-up, and shared memory
+cannot be polled.
 
-A waiter must not read from a fence: after the byte is read, other waiters see an error. Only the signal's owner can
-make a fence report success.
+A waiter must not read from a fence: without the byte, other waiters see an error. Only the `FenceSignal` can make a
+fence report success.
 """
 
 from __future__ import annotations

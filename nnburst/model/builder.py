@@ -402,7 +402,8 @@ class ModelBuilder(OperationMethods):
         Args:
             condition: Model that computes a TENSOR_BOOL8 of one element from the values. The loop ends when the result
                 is false.
-            body: Model that computes the next values, all or only the first ones.
+            body: Model that computes the next values. If it has fewer outputs than there are values, the other values
+                stay as they are.
             values: Initial values, one for each input of both models.
             outputs: Number of results, which are the body's first outputs; default: all.
         """

@@ -273,8 +273,8 @@ class Session(OneProcess, Closing):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong. The message names the input and a remedy.
-            BadState: The session is closed; or all ``concurrency`` runs wait for this thread, because its signal
-                handler has interrupted them, or because they are tasks of its event loop.
+            BadState: The session is closed, or waiting would never end: all ``concurrency`` runs belong to this
+                thread, and its signal handler or event loop is making this call.
             DeadObject: The service has ended.
             MissedDeadline: The run or its preparation (see `open_timeout`) took too long.
         """

@@ -106,7 +106,11 @@ class Graph:
     def bound(
         self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()
     ) -> BoundRun | PythonRun:
-        """Return a run that copies inputs, runs a binding and copies outputs. Calling `binds` binds the inputs."""
+        """Return a kernel that copies the inputs, runs the binding, and copies the outputs.
+
+        Args:
+            binds: Functions that bind the inputs; used only for a run in Python.
+        """
         if isinstance(self.session, InferenceSession):
             return BoundRun(binding, before, after)
         return PythonRun(self.session, binding, before, after, binds)

@@ -273,7 +273,7 @@ def _metadata(proto: Any) -> ModelMetadata | None:
 def graph_model(
     size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]
 ) -> Model:
-    """Return the model, without pools, of a graph in a file of `size` bytes."""
+    """Return a model of one ONNX graph, whose file has `size` bytes. The caller adds the pools."""
     return one_operation(
         extension_code(_PREFIX, GRAPH),
         [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))],

@@ -371,10 +371,10 @@ def solve_shapes(
     given: Mapping[str, int | Sequence[int]],
     present: Collection[str] = (),
 ) -> Sizes:
-    """Return all shapes, from the model's and the caller's shapes.
+    """Return the shape of every argument.
 
-    A named dimension has the same size in all arguments. If complete shapes give a name different sizes, the name
-    determines no other shape.
+    A size that is known from one argument fills in dimensions of the same name in the others. If the caller's complete
+    shapes give a name several sizes, this is no error, but then the name fills in nothing.
 
     Args:
         given: Complete shapes by argument name, and sizes by dimension name.

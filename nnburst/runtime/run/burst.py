@@ -196,7 +196,7 @@ class Burst(OneProcess, Closing):
         return self.controller.free_memory(pool)
 
     def _refuse(self) -> None:
-        """Refuse further runs. Do not wait: an execution in flight raises `BadState`."""
+        """Refuse further runs, without waiting for a run in flight, which raises `BadState` in its own thread."""
         self.controller.refuse()
 
     def close(self) -> None:

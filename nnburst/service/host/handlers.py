@@ -340,7 +340,7 @@ class HostedBurst(Struct, frozen=True):
 
 
 class SlotMemories(BurstCallback):
-    """The proxy of a client's `BurstCallback` for the burst's server. It charges the memories that it fetches."""
+    """Fetches memories from the client for a burst's server, and counts them towards the client's quota."""
 
     row: Row
     cpus = frozenset[int]()

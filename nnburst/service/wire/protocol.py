@@ -465,7 +465,8 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
     """The reply to `ConfigureBurst`.
 
-    `cpus`: processors of the listener; `pipelined`: True if several requests may wait and the service uses the socket.
+    `cpus`: CPUs on which the listening thread may run. `pipelined`: True if the client may send a request before
+    earlier ones are answered, and has a bell.
     """
 
     burst: Id
