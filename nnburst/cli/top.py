@@ -37,7 +37,7 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
     """Show running services, including child services, with their models, bursts, resources and limits.
 
     The command only reads numbers in the shared memory of services. Without arguments, it shows all services of
-    this user. Services that you name may belong to any user.
+    this user. Only root may name services of other users.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)
