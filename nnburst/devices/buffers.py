@@ -44,7 +44,7 @@ class LocalBuffer(Buffer):
 
     @property
     def generation(self) -> int:
-        """Number of changes of the contents so far."""
+        """Number of times that the contents have changed."""
         return self._managed.generation
 
     def _open(self) -> ManagedBuffer:
@@ -167,7 +167,7 @@ class BoundBuffers:
         self.set = BufferSet(uses)
 
     def with_views(self) -> Request:
-        """Return the request with views in place of its buffers. The buffers must be locked for a run."""
+        """Return the request with a `BufferView` in place of each buffer's id. The caller has locked the buffers."""
         pools = list(self._request.pools)
         inputs, outputs = list(self._request.inputs), list(self._request.outputs)
         for use in (*self.set.inputs, *self.set.outputs):
@@ -185,7 +185,7 @@ class BoundBuffers:
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
-        """Return the dimensions of the outputs in buffers after a run with this result."""
+        """Return the dimensions of each output that lies in a buffer. `result` is the result of the run."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []

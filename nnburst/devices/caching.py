@@ -90,7 +90,7 @@ class DeviceCacheHome:
         )
 
     def save(self, files: CacheFiles, payloads: Payloads, *, compiled: Callable[[], bytes] | None = None) -> SaveResult:
-        """Save an entry as `DeviceCache.save` does. Report an unexpected exception as the reason IO_ERROR.
+        """Save an entry as `DeviceCache.save` does. An unexpected exception gives a result with the reason IO_ERROR.
 
         The client sends the fingerprint of the requested model, but the model's memory can change before the
         compilation. If the compiled contents have another fingerprint, nothing is saved.

@@ -35,14 +35,15 @@ T = TypeVar("T")
 OwnBytes = NewType("OwnBytes", bytes)
 """Bytes of a model that this process has parsed and serialised again. An importer gives a runtime no other bytes.
 
-Two parsers may understand one file differently, so from the file itself the runtime could run another model than the
-importer checked. The importer drops unknown fields, and tells the runtime the format.
+Two parsers may understand one file differently. If the runtime got the file itself, the runtime could run another model
+than the importer checked. So the importer drops unknown fields, and tells the runtime the format, which the runtime
+would otherwise guess.
 """
 
 
 @cache
 def build_version() -> str:
-    """Return the version of the built-in devices, with NumPy's, on which results depend."""
+    """Return the version of the built-in devices. It includes NumPy's version, since results depend on NumPy."""
     return f"{VERSION}+numpy{np.__version__}"
 
 
@@ -74,7 +75,7 @@ def readable_operations(model: Model) -> tuple[bool, ...]:
 
 @cache
 def capabilities_of(exec_time: float = 1.0, operation_time: float = 0.0) -> Capabilities:
-    """Return equal capabilities for all types but SUBGRAPH, by default the CPU baseline's."""
+    """Return equal capabilities for all types but SUBGRAPH. The default is the CPU baseline's speed."""
     each = PerformanceInfo(exec_time)
     types = sorted(code for code in OPERANDS if code != OperandType.SUBGRAPH)
     return Capabilities(each, each, tuple((code, each) for code in types), operation_time=operation_time)
@@ -116,7 +117,7 @@ def device_of(devices: Iterable[Device], name: str) -> Device:
 def call_by_name(
     name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
 ) -> Model:
-    """Return a model that calls an extension's function: operation 0 gets the name as its first input."""
+    """Return a model of an extension's operation number 0. The first input is `name`, the function or model to call."""
     code, encoded = extension_code(prefix, 0), name.encode()
     named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
     return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)
@@ -127,7 +128,7 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
 
 
 def find_named(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return the entry of a table for a source ``name:NAME`` of `Device.import_model`."""
+    """Return the entry NAME of a table. `source` is ``name:NAME``, as for `Device.import_model`."""
     kind, _, name = source.partition(":")
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")

@@ -20,14 +20,14 @@ from ..model.types import OperandDesc
 
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16
-"""Number of ONNX's first element type that NumPy lacks."""
+"""First ONNX element type that NumPy lacks, as a ``TensorProto.DataType``."""
 
 
 class ElementType(Struct, frozen=True):
     """An ONNX element type and its equivalents in NNAPI and NumPy.
 
     Attributes:
-        number: ``TensorProto.DataType``, which is also the extension's number.
+        number: ``TensorProto.DataType``, which is also the type's number in the extension.
         name: The word that ONNX Runtime prints in ``tensor(…)``.
         dtype: NumPy type of an element; for types that NumPy lacks, the integer of the same size.
         tensor: NNAPI type of tensors; None for an extension type.
@@ -87,7 +87,7 @@ _OTHERS = {14: "complex numbers", 15: "complex numbers", 25: "2-bit integers", 2
 
 
 def element_types() -> tuple[ExtensionOperandType, ...]:
-    """Return the operand types of an extension with these elements."""
+    """Return an extension's operand types: a tensor type and a scalar type for each element type."""
     return tuple(
         ExtensionOperandType(row.number | flag, not flag, row.itemsize, row.dtype, row.library)
         for flag in (0, _SCALAR)

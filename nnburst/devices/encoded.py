@@ -52,14 +52,14 @@ class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
 
 
 class EncodedMap(Struct, frozen=True, array_like=True, tag=2):
-    """One or several maps with equal keys: one-dimensional keys, and a row of values for each map."""
+    """One or several maps that share their keys. `keys` has one dimension, `values` has one row for each map."""
 
     keys: EncodedTensor
     values: EncodedTensor
 
 
 class EncodedSequence(Struct, frozen=True, array_like=True, tag=3):
-    """A sequence of tensors of the element type `element`, or of maps."""
+    """A sequence of tensors or of maps. `element` is the element type of the tensors."""
 
     element: int
     items: Annotated[tuple[EncodedTensor | EncodedMap, ...], Meta(max_length=_MOST_ITEMS)]

@@ -210,7 +210,7 @@ class FenceSignal:
         self.fail()
 
     def abandon(self) -> None:
-        """Close a forked child's copy, since only the parent may signal the fence."""
+        """Close this object's socket in a forked child. Only the parent process may signal the fence."""
         self.fail()
 
     def __del__(self) -> None:

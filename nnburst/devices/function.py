@@ -79,7 +79,7 @@ class Tensor(Struct, frozen=True):
         name: Name for `Session.run`.
         dtype: Type of the elements, as in NumPy (``"float32"``, ``np.float32``) or as an `OperandType`: numbers of 1,
             2, 4 or 8 bytes, or ``"bool"``.
-        shape: Dimensions: numbers, or names or None for arbitrary sizes. None instead of a tuple for any rank.
+        shape: Dimensions. A name or None is an arbitrary size; None instead of a tuple is an arbitrary rank.
 
     Example:
         >>> nnburst.Tensor("image", "uint8", ("height", "width", 3)).dimensions
@@ -368,7 +368,7 @@ class FunctionModel(LocalModel):
 
 
 def _client_error(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
-    """Return the client's error for an exception, with the last line of the function's file in the traceback."""
+    """Return the client's error for an exception. The error names the traceback's last line in the function's file."""
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
     at = ([place for place in lines if place[0] == file] or lines)[-1:]

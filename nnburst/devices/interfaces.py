@@ -49,8 +49,8 @@ class CacheFiles(Struct, frozen=True):
     """The cache files that a client passes to a device, and their properties.
 
     Attributes:
-        model_fds: Descriptors of model files, as many as the device needs. In a message: positions among its
-            descriptors.
+        model_fds: Descriptors of model files, as many as the device needs. A message contains instead their positions
+            among the message's descriptors.
         data_fds: Descriptors of data files, like `model_fds`.
         cache_key: Name of the cache entry, of 32 bytes.
         fingerprint: Digest of the model (32 bytes) that detects the entry of another model; or empty.
@@ -134,7 +134,7 @@ class PreparedModel(abc.ABC):
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Prepare a fenced execution before its fences are signalled; return the function that runs it.
 
-        The function's argument is the options with the run's deadline. By default, it calls `execute_synchronously`.
+        The returned function takes the options, with the run's deadline. The default one calls `execute_synchronously`.
 
         Raises:
             InvalidArgument: The request does not fit the model, or a dimension of an output is unknown.
@@ -208,7 +208,7 @@ class PreparedModel(abc.ABC):
 
     @property
     def ending(self) -> Ending:
-        """The end of the process that contains this model."""
+        """The `Ending` of the process that contains this model. Its reason is empty while the process lives."""
         return Ending()
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
@@ -253,7 +253,7 @@ class Buffer(Closing, abc.ABC):
 
         Args:
             memory: Source, exactly as large as contents of these dimensions.
-            dimensions: Dimensions of the contents. Empty is allowed if the allocation gave all.
+            dimensions: Dimensions of the contents. They can be empty if the allocation specified every dimension.
 
         Raises:
             InvalidArgument: The size or dimensions do not fit.
@@ -433,9 +433,9 @@ class Device(abc.ABC):
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make staged files, once published, the only valid files of their entry. Return False for unknown files.
+        """Make staged files, which the client has published, the only valid files of their entry.
 
-        By default, does nothing and returns True.
+        Return False for unknown files. By default, does nothing and returns True.
         """
         return True
 

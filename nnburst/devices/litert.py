@@ -33,7 +33,7 @@ from .local import LocalDevice
 EXTENSION_NAME = "org.nnburst.litert"
 _PREFIX = 1
 _CODE = extension_code(_PREFIX, 0)
-"""Code of the operation, and of the operand type of the file."""
+"""Code of the operation. The file's operand type has the same code."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _PACKAGE = "ai_edge_litert"
 
@@ -182,7 +182,7 @@ class _Network:
 
 
 def _tensors(details: Details) -> tuple[Tensor, ...]:
-    """Return tensors as in a function's declaration. A tensor without dimensions in the file has any rank."""
+    """Convert LiteRT's descriptions to `Tensor` values. A tensor that is described without dimensions gets any rank."""
     found = []
     for name, each in details.items():
         place, dtype = f"tensor {name!r}", np.dtype(each["dtype"])

@@ -78,8 +78,8 @@ class NamedDevice(Device):
             name: Name of the model, not empty.
             imported: The model. The caller may close its pools afterwards.
             batch: Largest number of rows in a batch.
-            batch_wait: Seconds that a request waits for others to form a batch. A session that prefers
-                FAST_SINGLE_ANSWER does not wait.
+            batch_wait: Seconds that a request waits for other requests, to form a batch with them. A session that
+                prefers FAST_SINGLE_ANSWER does not wait.
 
         Raises:
             InvalidArgument: The model cannot run batches.

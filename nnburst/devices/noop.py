@@ -19,7 +19,7 @@ class NoopDevice(LocalDevice):
     name = "nnburst-noop"
     has_buffers = False
     capabilities = capabilities_of(NEVER)
-    """Capabilities slower than all other devices', so that no model is assigned to this device automatically."""
+    """A declared speed so low that no model is assigned to this device automatically."""
 
     def why_not(self, model: Model, operation: Operation) -> str:
         return ""

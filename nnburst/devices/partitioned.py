@@ -168,7 +168,7 @@ class PartitionedModel(PreparedModel):
         return Memory.ashmem(max(1, self.scratch_size), "nnburst-parts")
 
     def requests(self, request: Request, scratch: Memory) -> list[Request]:
-        """Return the request to each part, with only the pools that the part needs."""
+        """Make one request for each part, with only the pools that this part needs."""
         main = self.model.main
         given = dict(zip(main.input_indexes, request.inputs, strict=True))
         given |= dict(zip(main.output_indexes, request.outputs, strict=True))
@@ -244,12 +244,12 @@ class PartitionedModel(PreparedModel):
 
     @property
     def ending(self) -> Ending:
-        """The end of the part's process that ended first."""
+        """The `Ending` of the first part whose process has ended. Its reason is empty while all processes live."""
         endings = [prepared.ending for prepared in self.prepared]
         return next((ending for ending in endings if ending.reason), Ending())
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, when the first process of a part dies. Return a function that cancels the call."""
+        """Call `on_death` at the first death of a part's process. Return a function that cancels the call."""
         once = threading.Lock()  # never released, so only one thread calls
         unlink = [
             prepared.link_to_death(lambda: on_death() if once.acquire(blocking=False) else None)

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def check_device(device: Device) -> None:
-    """Raise `GeneralFailure` if a device's numbers of cache files are not numbers, or too large."""
+    """Raise `GeneralFailure` unless a device needs 0 to `MOST_CACHE_FILES` cache files of each kind."""
     try:
         counts = device.get_number_of_cache_files_needed()
     except DeadObject:

@@ -1,4 +1,4 @@
-"""Requests of several steps, for each of which one kernel is called.
+"""Requests that consist of several steps. Each step is one call of a kernel.
 
 The device binds the kernel to private arrays for one step. Before each step, ``csrc/steps.c`` copies the step's inputs
 and state into these arrays. After each step, it copies the outputs to the client's memory.

@@ -168,7 +168,7 @@ class _Case:
             raise self.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
 
     def _check_rights(self) -> None:
-        """Check access rights, without which the service would crash."""
+        """Check the access rights to the memory. An access without them would crash the service."""
         given, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
         if needed & ~given:
             raise self.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
@@ -256,8 +256,8 @@ def _constant_regions(model: Model) -> Iterator[_Region]:
 def _check_overlap(regions: list[_Region]) -> None:
     """Check that no output overlaps another region. Inputs and constants can overlap each other.
 
-    In the order of first bytes, an output must not start before the largest end so far, and any other region not before
-    the largest end of an output so far.
+    The regions are sorted by first byte. An output must not start before the largest end of all earlier regions. Any
+    other region must not start before the largest end of all earlier outputs.
     """
     regions.sort(key=lambda region: (hash(region[0]), region[1]))
     reach: dict[Hashable, tuple[int, str]] = {}

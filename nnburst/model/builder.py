@@ -84,7 +84,7 @@ Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 
 class Quantisation(TypedDict, total=False):
-    """Quantisation of a constant, for which the scale is required."""
+    """Quantisation of a constant of a quantised type. The scale is required."""
 
     scale: float | None
     zero_point: int
@@ -202,7 +202,7 @@ class ModelBuilder(OperationMethods):
 
         Args:
             value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. Python
-                floats become float32; a float64 array, which would lose digits, only if `type` is given.
+                floats become float32. A float64 array would lose digits, so it is accepted only if `type` is given.
             type: Operand type or dtype; default: the array's dtype. uint8 and int8 become the asymmetric types.
             quantisation: ``scale`` (required) and ``zero_point`` of a quantised type. ``channel_scales`` makes an
                 int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, with one scale per index along ``channel_dim`` (default 0).
@@ -429,7 +429,7 @@ class ModelBuilder(OperationMethods):
         Args:
             x: Image [batch, height, width, depth], or [batch, depth, height, width] for ``layout="NCHW"``.
             filter: [depth out, height, width, depth in].
-            bias: [depth out]; None for zeros. If x is quantised, a float array is quantised.
+            bias: [depth out]; None for zeros. If x is quantised, this method quantises a bias of floats.
             padding: "same", "valid" or ((top, bottom), (left, right)).
             stride, dilation: (vertical, horizontal), or one number for both.
             activation: None, "relu", "relu1" or "relu6".
@@ -515,7 +515,7 @@ class ModelBuilder(OperationMethods):
         Args:
             x: Rank 2 to 4, reshaped to [rows, inputs].
             weights: [units, inputs].
-            bias: [units]; None for zeros. If x is quantised, a float array is quantised.
+            bias: [units]; None for zeros. If x is quantised, this method quantises a bias of floats.
             activation: None, "relu", "relu1" or "relu6".
             scale, zero_point: Quantisation of a quantised result.
         """

@@ -32,7 +32,7 @@ class Operand:
 
     Methods of a `ModelBuilder` return operands, and accept operands of the same builder. ``+ - * /`` and the unary
     ``-`` add ADD, SUB, MUL, DIV and NEG. One side can be an array, a list or a number, which becomes a constant of the
-    operand's type. A quantised result needs a scale, and so a method: ``b.add(x, y, scale=0.5)``.
+    operand's type. A quantised result needs a scale, which only a method can give: ``b.add(x, y, scale=0.5)``.
 
     Example:
         >>> b = nnburst.ModelBuilder()

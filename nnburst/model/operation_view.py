@@ -20,7 +20,7 @@ class UnknownYet(InvalidArgument):
 
 
 class OutputSpec(Struct, frozen=True):
-    """An inferred output of an operation. Quantisation of None is that of the output operand."""
+    """An inferred output of an operation. If `scale` or `zero_point` is None, the output operand determines it."""
 
     type: OperandType
     dimensions: tuple[int, ...]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .types import MemoryLike
 
 PoolFactory = Callable[[int], "MemoryLike"]
-"""A function that returns writable memory for constants, of a size in bytes."""
+"""A function that takes a size in bytes, and returns writable memory of this size for constants."""
 
 _given: list[PoolFactory] = []
 

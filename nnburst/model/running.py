@@ -49,8 +49,8 @@ class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
 def failure_of(error: BaseException) -> Failure:
     """Convert an exception to the result for the client.
 
-    The status is that of an `NNBurstError`, if it can be sent; RESOURCE_EXHAUSTED_TRANSIENT for a `MemoryError`; else
-    GENERAL_FAILURE.
+    An `NNBurstError` keeps its status if that status can be sent. A `MemoryError` becomes RESOURCE_EXHAUSTED_TRANSIENT.
+    All other errors become GENERAL_FAILURE.
     """
     if isinstance(error, NNBurstError):
         return Failure(_sendable(error.status), str(error), tuple(getattr(error, "output_shapes", ())))

@@ -195,9 +195,10 @@ class BufferDesc(Struct, frozen=True):
 
 
 class BufferRole(Struct, frozen=True):
-    """A use of a driver-managed buffer, as the input or output ``io_index`` of model ``model_index`` in a list.
+    """A use of a driver-managed buffer as an input or output of a prepared model.
 
-    ``frequency``, in (0, 1], is a hint for the placement of the buffer.
+    ``model_index`` is the model's position in the list of models that the allocation gets. ``io_index`` is the position
+    of the input or output. ``frequency``, in (0, 1], is a hint for the placement of the buffer.
     """
 
     model_index: int

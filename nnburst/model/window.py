@@ -100,7 +100,7 @@ def _transposed_axis(
 
 
 def transposed_axes(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return the geometry of a transposed convolution. A negative `tail` is a number of empty last elements."""
+    """Return a transposed convolution's geometry. If `tail` is negative, the last -`tail` elements get no products."""
     batch, height, width, channels, nchw = image_dims(view)
     given: tuple[int | None, int | None] = (None, None)
     if view.count("out_shape"):

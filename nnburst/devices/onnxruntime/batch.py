@@ -19,7 +19,7 @@ Shapes = tuple[tuple[int, ...], ...]
 BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
 """An argument of a request, its dimensions, and its bytes."""
 _MOST_BYTES = 64 << 20
-"""Largest size in bytes of a model's batches. For larger ones, copying costs more than batching saves."""
+"""Largest total size in bytes of a model's batches. In larger batches, copying costs more than batching saves."""
 _MOST_SHAPES = 8
 """Largest number of a model's batches, each of which takes memory."""
 
@@ -52,7 +52,7 @@ class Batches:
     """The batches of one model, one for each combination of shapes. A batch exists as long as its requests are bound.
 
     Args:
-        most: Largest number of rows in a run, of which one request can have several.
+        most: Largest number of rows in a run. One request can have several rows.
 
     Raises:
         InvalidArgument: An argument has no batch dimension, or is not a numeric array.

@@ -70,7 +70,7 @@ _FUNCTIONS = {
     "AddExternalInitializers": (210, "void *, const char **, void **, size_t"),
     "GetResizedStringTensorElementBuffer": (252, "void *, size_t, size_t, char **"),
 }
-"""Position in the library's table and parameters of each function. A function returns a status, NULL for success."""
+"""By function: position in the library's table, and parameters. A function returns a status, NULL for success."""
 _RELEASES = {
     "Status": 93,
     "Session": 95,
@@ -153,7 +153,7 @@ def _package() -> Path:
 
 @cache
 def package_version() -> str:
-    """Return the version of the module ``onnxruntime``, which several packages contain."""
+    """Return the version that the module ``onnxruntime`` states, since several packages can contain the module."""
     try:
         said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
     except FileNotFoundError:  # a frozen program, which has no file

@@ -102,7 +102,7 @@ class OnnxRuntimeDevice(LocalDevice):
         return "" if alone and _is_graph(model, operation) else f"models of {EXTENSION_NAME} are one GRAPH"
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """Return why the device cannot run each operation, or "". Only the CPU provider runs NNAPI operations."""
+        """Return for each operation why the device cannot run it, or "". NNAPI operations need the CPU provider."""
         if extension_prefix(model, EXTENSION_NAME):
             return super().reasons(model)
         if self._settings.providers:

@@ -3,12 +3,12 @@
 An unwritten result shows old memory, perhaps another client's. Often only a run finds that a dimension is 0. So a
 guard, which is a few more nodes, checks the sizes and makes the run fail:
 
-* Without elements in some inputs (`_NEEDED`), ONNX Runtime crashes, never ends, or writes nothing.
+* If some inputs (`_NEEDED`) have no elements, ONNX Runtime crashes, never ends, or writes nothing.
 * ONNX Runtime reads and writes beyond the matrix of an Inverse that is not square.
 * If one part of a concatenation is empty, ONNX Runtime joins parts that do not fit, and leaves gaps unwritten.
 
-A node whose dimensions are known and not 0 gets no guard. A file can give wrong shapes for values inside a graph, so
-guards rely only on weights, on inputs, which each run checks, and on shapes inferred from these.
+A node whose dimensions are known and not 0 gets no guard. A file can give wrong shapes for values inside a graph. So
+guards rely only on the shapes of weights and inputs, and on shapes inferred from these. Each run checks the inputs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .library import messages, onnx
 _Shape = tuple[int, ...]
 """A shape; -1 is an unknown size."""
 _MUCH = 1 << 32
-"""A number larger than any dimension, to make a dimension negative."""
+"""A number larger than any dimension. A guard subtracts it from dimensions, and a Reshape to negative sizes fails."""
 _SMALL = 1024
-"""Largest number of elements of a weight that shape inference reads, since it may be a shape."""
+"""Largest number of elements of a weight that shape inference reads. Such a weight may contain a shape."""
 _SCAN_WITHOUT_BATCHES = 9
-"""First operator set whose Scan has no batch dimension and fails cleanly without steps."""
+"""First operator set whose Scan has no batch dimension. This Scan fails cleanly if it has no steps."""
 _OPSET = 17
 """Operator set of models that import none."""
 
@@ -55,7 +55,7 @@ _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
     (_MICROSOFT, "QLinearSoftmax"): dict.fromkeys(range(1, 5)),
     (_MICROSOFT, "QLinearWhere"): dict.fromkeys((2, 3, 5, 6, 7, 8)),
 }
-"""By operator: positions of inputs that must have elements. The size of the given axis can be 0 (None: of no axis)."""
+"""By operator: positions of inputs that must have elements, each with the axis whose size can be 0 (None: no axis)."""
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 """By operator that concatenates: position of the first part, and number of inputs per part."""
 
@@ -137,7 +137,7 @@ class _Guarding:
         return has_own or has_inner
 
     def _unless(self, own: set[str], name: str) -> _Shape | None:
-        """Return a value's shape; None for the names in `own`, which an inner graph defines."""
+        """Return a value's shape; None if the name is in `own`, the names that an inner graph defines."""
         return None if name in own else self._shape(name)
 
     def _put(self, node: Any) -> None:

@@ -28,7 +28,7 @@ def require_extra() -> None:
 
 
 def give_memory_back(nbytes: int) -> None:
-    """Return the allocator's free memory to the system, after freeing a large object of `nbytes`."""
+    """Return the allocator's free memory to the system, if `nbytes`, the size of a freed object, is large."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # in glibc only
     if nbytes >= _MUCH and trim is not None:
         trim(0)

@@ -179,7 +179,7 @@ class Lowering:
 
 
 class LoweredCall(OperationView):
-    """An operation during its lowering. Functions append nodes, and name the graph's values."""
+    """An operation during its lowering. Methods append nodes to the graph, and refer to its values by name."""
 
     partial = False
 

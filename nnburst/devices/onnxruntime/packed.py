@@ -105,7 +105,7 @@ def _file_in_memory() -> Iterator[Path]:
 
 
 def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> tuple[bytes, Bytes]:
-    """Optimise a model, separate graph and weights, and check that the result can be loaded.
+    """Optimise a model, separate its graph from its weights, and check that the result can be loaded.
 
     Returns:
         Contents of the model file and of the data file, which has at least one byte.

@@ -40,7 +40,7 @@ def quantise(steps: Array, operand: OperandDesc, code: int = FusedActivation.NON
 
 
 def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[Array], Array]) -> Array:
-    """Return a function's stored result for each of the 256 stored values."""
+    """Return a function's results as stored values of `target`, one for each of the 256 stored values of `source`."""
     codes = np.arange(256, dtype=np.uint8).view(operand_info(source.type).dtype or np.uint8)
     with np.errstate(all="ignore"):
         real = function(_decode_into(codes, source, np.empty(256)))
@@ -171,7 +171,7 @@ class KernelCall(OperationView):
         return buffer
 
     def real_out(self, which: int = 0) -> Array:
-        """Return a dense array for an output's real values."""
+        """Return a dense array, which the kernel fills with an output's real values."""
         out, operand = self.out(which), self.output(which)
         code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
         if operand_info(operand.type).is_quantised:

@@ -26,7 +26,7 @@ class ReferenceDevice(LocalDevice):
     cache_format = 5
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why the device cannot run an operation or an operation of its subgraphs; empty if it can."""
+        """Return why the device cannot run an operation, including its subgraphs; empty if the device can run it."""
         if is_extension(operation.type):
             names = {prefix: name for name, prefix in model.extension_name_to_prefix.items()}
             return f"the device does not have the extension {names.get(operation.type >> 16)}"

@@ -50,7 +50,7 @@ class Binding:
     """A subgraph with arrays for its operands. Not for concurrent use.
 
     Attributes:
-        regions: By operand: memory of the request for a result. Other results get new arrays.
+        regions: By operand: the request's memory for the result. A result without an entry gets a new array.
         expected: Declared dimensions of each operand.
         insufficient: Dimensions of results for which the regions are too small.
     """
@@ -116,8 +116,8 @@ class Binding:
         """Create arrays for an operation's results; return the calls that compute the results.
 
         Args:
-            limits: Limits of the present run, in which all inputs have values, and IF and WHILE run now. None before a
-                run, when only constants have values.
+            limits: Limits of the present run; None if no run has begun. In a run, all inputs have values, and this call
+                runs IF and WHILE. Before a run, only constants have values.
 
         Raises:
             UnknownYet: The operation needs a value that only a run computes.
@@ -233,7 +233,7 @@ def _value(outer: Binding, index: int) -> _Value:
 def _run_subgraph(
     outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits
 ) -> tuple[list[Array], int]:
-    """Run the subgraph to which an operand refers. Return its outputs, and their bytes in the memory budget."""
+    """Run the subgraph to which an operand refers; return the outputs and the bytes that the budget counts for them."""
     referenced = outer.graph.referenced
     graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
     inner = Binding(graph, outer.budget)

@@ -1,4 +1,4 @@
-"""Programs: requests that are bound to arrays, as lists of NumPy calls.
+"""Programs: lists of NumPy calls that run requests.
 
 The binding infers shapes, assigns an array to each result (a region of the request, or a private temporary), and lets
 each kernel append its calls to a list. A run makes the calls.

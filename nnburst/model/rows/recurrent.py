@@ -13,7 +13,7 @@ _GATES = ("in", "forget", "cell", "out")
 
 
 def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates: tuple[str, ...] = _GATES) -> str:
-    """Return the text of one input per gate. Inputs of the `omittable` gates can be omitted (``*`` for all gates)."""
+    """Return text for a list with one input per gate. Inputs of the `omittable` gates (``*``: all) can be omitted."""
     return " ".join(
         f"{prefix}_{gate}{suffix}:{kind}{'?' if omittable == '*' or gate in omittable.split() else ''}"
         for gate in gates
@@ -21,7 +21,7 @@ def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates:
 
 
 def _matrices(prefix: str, suffix: str) -> str:
-    """Return the text of the gates' weights. The output gate's are required, and determine the cell's sizes."""
+    """Return the text of the gates' weights. The output gate's weights are required, and determine the cell's sizes."""
     return f"{_gates(prefix, 'T', 'in', suffix, _GATES[:3])} {prefix}_out{suffix}/2:T"
 
 
@@ -45,7 +45,7 @@ def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
 
 
 def _check_gates(view: OperationView, suffix: str) -> None:
-    """Check that the input gate has all inputs or none, and layer normalisation all weights or none."""
+    """Check that the input gate has all inputs or none, and that layer normalisation has all weights or none."""
     given = {name: view.given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
     if len(set(given.values())) > 1:
         raise InvalidArgument(f"the input gate has only some of its inputs: {given}")

@@ -18,7 +18,7 @@ def _infer_reduction(view: OperationView) -> Outputs:
 
 
 def _infer_argument(view: OperationView) -> Outputs:
-    """Infer the shape without the axis; [1] if no axis remains."""
+    """Infer the shape of x without the axis `axis`; [1] if no axis remains."""
     dims = view.dims("x")
     axis = view.axis("axis", len(dims))
     return (OutputSpec(I32, dims[:axis] + dims[axis + 1 :] or (1,)),)

@@ -81,7 +81,7 @@ def convert(call: KernelCall) -> None:
 
 
 def cast(call: KernelCall) -> None:
-    """CAST: convert stored values, ignoring quantisation. Integers are clipped to their range, without fractions."""
+    """CAST: convert stored values, ignoring quantisation. Integer results are clipped, and lose the fraction."""
     x, dtype = call.array("x"), call.out().dtype
     if dtype.kind == "f" or dtype == x.dtype:
         call.move(lambda x: x, x)

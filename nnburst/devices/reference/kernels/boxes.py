@@ -48,7 +48,7 @@ def _hard(threshold: float) -> Callable[[Array], Array]:
 
 
 def _transform(regions: Array, deltas: Array, size: Array) -> Array:
-    """Move and scale regions [n, 4] by deltas [n, 4 classes], and clip them to images of `size` (height, width)."""
+    """Move and scale regions [n, 4] by deltas [n, 4 x classes], and clip them to images of `size` (height, width)."""
     parts = deltas.reshape(len(deltas), -1, 4)
     extent = (regions[:, 2:] - regions[:, :2])[:, None]
     centre = (regions[:, None, :2] + regions[:, None, 2:]) / 2 + parts[..., :2] * extent

@@ -111,7 +111,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _reach(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return the image elements whose products with a filter element are in the result, and their positions there."""
+    """Return two slices: image elements, and result elements to which their products with filter element `tap` go."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

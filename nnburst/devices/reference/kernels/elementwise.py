@@ -34,7 +34,7 @@ def divide(call: KernelCall) -> None:
 
 
 def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
-    """Return the kernel of a comparison of numbers, real values of quantised data, or truth values.
+    """Return the kernel of a comparison: of numbers, of truth values, or of the real values of quantised data.
 
     Real values are rounded to float32, so that 3 x 0.1 equals 1 x 0.3.
     """

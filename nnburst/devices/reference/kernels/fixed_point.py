@@ -1,8 +1,8 @@
 """Fixed-point arithmetic of LSTM cells with 16-bit gates.
 
-A gate has 3 binary digits before the point and 12 after it, a result of sigmoid or tanh 15 after it. A difference of 1
-in a gate can become 8 in the cell's state. So each rounding is that of 16-bit vector instructions, for states equal to
-other devices'. Arrays are int64.
+A gate has 3 binary digits before the point and 12 after it. A result of sigmoid or tanh has 15 after it. A difference
+of 1 in a gate can become 8 in the cell's state. So each rounding is the same as in 16-bit vector instructions. This
+gives the same states as on other devices. Arrays are int64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ....model.types import Array
 
 _ONE = 2**15 - 1
-"""The int16 number nearest to 1, with 15 digits after the point."""
+"""The int16 number nearest to 1, with 15 binary digits after the point."""
 
 
 def to_16_bits(values: Array) -> Array:
@@ -52,7 +52,7 @@ def normalise(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
         scale: Scale of the weights.
 
     Returns:
-        Gates with 12 digits after the point.
+        Gates with 12 binary digits after the point.
     """
     count = gates.shape[1]
     sums, squares = gates.sum(1), np.square(gates).sum(1)
@@ -93,7 +93,7 @@ def _exp_near_zero(a: Array) -> Array:
 
 
 def _exp(a: Array, whole: int) -> Array:
-    """Return exp(a) for a <= 0 with `whole` digits before the point, as a product of powers of e, one per digit."""
+    """Return exp(a) as a product of powers of e. `a` is at most 0, and has `whole` binary digits before the point."""
     after = 15 - whole
     quarter = 1 << (after - 2)
     near = (a & (quarter - 1)) - quarter
@@ -105,7 +105,7 @@ def _exp(a: Array, whole: int) -> Array:
 
 
 def _inverse(x: Array) -> Array:
-    """Return 2 / (1 + x) with 13 digits after the point, for 0 <= x <= 1, by three Newton steps."""
+    """Return 2 / (1 + x) for 0 <= x <= 1, by three Newton steps. The result has 13 binary digits after the point."""
     half = (x + _ONE + 1) >> 1
     result = _constant(48 / 17, 13) + times(half, _constant(-32 / 17, 13))
     for _ in range(3):
@@ -115,7 +115,7 @@ def _inverse(x: Array) -> Array:
 
 @cache
 def _table(name: str, whole: int) -> Array:
-    """Return a function's result for each 16-bit number with `whole` digits before the point."""
+    """Return a function's result for each 16-bit number with `whole` binary digits before the point."""
     a = np.arange(-(2**15), 2**15)
     if name == "sigmoid":
         above = np.minimum(_inverse(_exp(-np.abs(a), whole)) << 1, _ONE)
@@ -128,10 +128,10 @@ def _table(name: str, whole: int) -> Array:
 
 
 def sigmoid(a: Array) -> Array:
-    """Return 1 / (1 + exp(-a)), with 15 digits after the point, of numbers with 3 digits before it."""
+    """Return 1 / (1 + exp(-a)). `a` has 3 binary digits before the point, and the result has 15 after it."""
     return np.asarray(_table("sigmoid", 3)[a + 2**15])
 
 
 def tanh(a: Array, whole: int = 3) -> Array:
-    """Return tanh, with 15 digits after the point, of 16-bit numbers with `whole` digits before it."""
+    """Return tanh(a). The 16-bit `a` has `whole` binary digits before the point, and the result has 15 after it."""
     return np.asarray(_table("tanh", whole)[a + 2**15])

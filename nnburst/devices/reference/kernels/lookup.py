@@ -38,7 +38,7 @@ def hashtable_lookup(call: KernelCall) -> None:
 
 
 def lsh_projection(call: KernelCall) -> None:
-    """LSH_PROJECTION: each bit is the sign of a weighted sum of hashes of the bit's seed and a slice of the input."""
+    """LSH_PROJECTION: hash a bit's seed with each slice of the input. The bit is the sign of the weighted sum."""
     kind = call.integer("kind")
     count, bits = call.dims("hash")
     powers = 1 << np.arange(bits - 1, -1, -1, dtype=np.int64)

@@ -22,7 +22,7 @@ _SINGULAR = 1e-5
 def _each_region(
     call: KernelCall, image: Array, out: Array, fill: Callable[[Array, tuple[float, ...], Array], None]
 ) -> None:
-    """Append a step that calls `fill` for each region, in pixels, with its image and its part of the output."""
+    """Append a step that calls `fill(image, region in pixels, part of the output)` for each region."""
     nchw = bool(call.integer("nchw"))
     ratios = np.array([call.number("ratio_w"), call.number("ratio_h")] * 2)
     to_pixels = real_values(call, "roi")
