@@ -1,4 +1,4 @@
-"""The requirement pages and the tests say the same: every id is listed once, and has a test unless it is absent."""
+"""The requirement pages and the tests say the same: every id is listed, and has the tests that its line names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from support import ROOT
 
 PAGES = sorted((ROOT / "docs" / "requirements").glob("*.md"))
+BLOCK = re.compile(r"^(`[^\n]+`|No test:)\n\n```text\n(.+?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^(REQ-[A-Z]+-\d{3}) +(.+)$", re.MULTILINE)
 NAMED = re.compile(r"REQ_([A-Z]+)((?:_(?:to_)?\d{3})+)(?!\d)")
 
@@ -47,12 +48,13 @@ def carried() -> dict[str, set[str]]:
     return found
 
 
-def rows(page: Path) -> list[tuple[str, str]]:
-    """The lines of a page: id, sentence."""
-    return ROW.findall(page.read_text())
+def rows(page: Path) -> list[tuple[str, str, set[str]]]:
+    """The lines of a page: id, sentence, and the files above their block."""
+    blocks = [(set(re.findall(r"\w+\.py", files)), part) for files, part in BLOCK.findall(page.read_text())]
+    return [(id_, said, files) for files, part in blocks for id_, said in ROW.findall(part)]
 
 
-def listed() -> list[tuple[str, str]]:
+def listed() -> list[tuple[str, str, set[str]]]:
     """The lines of all pages."""
     return [row for page in PAGES for row in rows(page)]
 
@@ -64,13 +66,13 @@ def test_ids_in_names_are_read_with_their_ranges() -> None:
 
 
 def test_every_id_is_listed_once_and_every_row_is_read() -> None:
-    ids = [id_ for id_, _ in listed()]
+    ids = [id_ for id_, _, _ in listed()]
     assert len(set(ids)) == len(ids)
     assert len(ids) == sum(len(re.findall(r"^\W*REQ-[A-Z]+-\d+", page.read_text(), re.MULTILINE)) for page in PAGES)
 
 
 def test_every_id_of_a_test_is_listed() -> None:
-    assert carried().keys() <= {id_ for id_, _ in listed()}
+    assert carried().keys() <= {id_ for id_, _, _ in listed()}
 
 
 def status(sentence: str) -> str:
@@ -82,8 +84,12 @@ def status(sentence: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_requirement_is_met_or_deviates_with_its_tests_or_is_absent(page: Path) -> None:
     found = carried()
-    for id_, sentence in rows(page):
-        assert (status(sentence) == "absent") is not bool(found[id_]), f"{id_}: {found[id_]}"
+    for id_, sentence, files in rows(page):
+        if status(sentence) == "absent":
+            assert not files | found[id_], id_
+        else:
+            assert files, f"{id_} names no test"
+            assert files <= found[id_], f"{id_}: {files - found[id_]} carry no test of that name"
 
 
 def test_deviations_are_those_that_the_linked_pages_explain() -> None:
@@ -94,7 +100,7 @@ def test_deviations_are_those_that_the_linked_pages_explain() -> None:
     }
     linked = {
         (link, id_)
-        for id_, sentence in listed()
+        for id_, sentence, _ in listed()
         if status(sentence) == "deviates"
         for link in re.findall(r"(\w+\.md)", sentence) or [""]
     }
