@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,10 @@ def bind(controller: ExecutionBurstController, request: Request) -> BoundRequest
     execution = controller.bind(request)
     execution.timeout = PATIENCE
     return execution
+
+
+@contextlib.contextmanager
+def bound(model: LocalModel, memory: Memory, **options: Any) -> Iterator[tuple[ExecutionBurstController, BoundRequest]]:
+    """A burst, and an execution that is bound to it."""
+    with ExecutionBurstController.create(model, **options) as controller:
+        yield controller, bind(controller, adder_request(memory))

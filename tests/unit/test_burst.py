@@ -32,7 +32,7 @@ from nnburst.fmq import MessageQueue
 from nnburst.model import Request, Timing
 from nnburst.model.running import ExecutionResult
 from nnburst.model.types import MeasureTiming
-from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
+from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind, bound
 from support.processes import mappings
 from support.users import in_forked_child
 from support.waiting import PATIENCE, Held, handling, until, without_collector
@@ -52,8 +52,7 @@ def memory() -> Iterator[Memory]:
 
 @WINDOWS
 def test_run_computes_and_binds_only_once(model: LocalModel, memory: Memory, window: float) -> None:
-    with ExecutionBurstController.create(model, polling_window=window) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory, polling_window=window) as (controller, execution):
         for i in range(50):
             memory.array(np.float32, (4,))[:] = i
             execution.run()
@@ -63,8 +62,7 @@ def test_run_computes_and_binds_only_once(model: LocalModel, memory: Memory, win
 
 
 def test_zero_window_sleeps_for_every_answer(model: LocalModel, memory: Memory) -> None:
-    with ExecutionBurstController.create(model, polling_window=0) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory, polling_window=0) as (controller, execution):
 
         def until_client_sleeps() -> None:
             seen = controller.stats.sleeps
@@ -77,8 +75,7 @@ def test_zero_window_sleeps_for_every_answer(model: LocalModel, memory: Memory) 
 
 
 def test_neither_end_sleeps_within_the_polling_window(model: LocalModel, memory: Memory) -> None:
-    with ExecutionBurstController.create(model, polling_window=60.0) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory, polling_window=60.0) as (controller, execution):
         model.executor.during = lambda: time.sleep(0.005)
         for _ in range(4):
             execution.run()
@@ -113,8 +110,7 @@ def test_more_requests_than_plans_still_work(model: LocalModel, memory: Memory) 
 
 
 def test_freed_memory_is_gone_on_both_sides(model: LocalModel, memory: Memory) -> None:
-    with ExecutionBurstController.create(model) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory) as (controller, execution):
         execution.run()
         assert controller.free_memory(memory)
         assert not controller.free_memory(memory)
@@ -177,8 +173,7 @@ def test_memory_freed_while_a_plan_is_bound_does_not_stay_in_the_plan(memory: Me
             return plan
 
     model = LocalModel(FreesInBind())
-    with ExecutionBurstController.create(model) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory) as (_, execution):
         execution.run()  # had begun before the memory was freed
         execution.run()  # must bind again: the slot is fetched again
         assert model.executor.bound == 2
@@ -203,8 +198,7 @@ def test_request_fails_with_the_status_of_get_memories(
         return answer if len(asked) == 1 else client.get_memories(slots)
 
     answering(model, refuse_once)
-    with ExecutionBurstController.create(model) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory) as (_, execution):
         with pytest.raises(expected):
             execution.run()
         execution.run()
@@ -278,8 +272,7 @@ def _raise(error: BaseException) -> ExecutionResult | None:
 def test_exception_of_an_executor_becomes_a_status(
     model: LocalModel, memory: Memory, error: BaseException, expected: type[NNBurstError]
 ) -> None:
-    with ExecutionBurstController.create(model) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory) as (_, execution):
         execution.run()
         model.executor.during = lambda: _raise(error)
         for _ in range(2):
@@ -313,8 +306,7 @@ def test_shapes_and_timing_arrive_and_do_not_stick(model: LocalModel, memory: Me
 
 
 def test_request_larger_than_the_channel_runs_without_the_burst(model: LocalModel, memory: Memory) -> None:
-    with ExecutionBurstController.create(model, channel_length=4) as controller:
-        execution = bind(controller, adder_request(memory))  # 5 datums
+    with bound(model, memory, channel_length=4) as (controller, execution):  # 5 datums
         execution.run()
         assert execution.result == (ErrorStatus.NONE, (), Timing())
         assert model.executed == list(execution._requests)
@@ -376,8 +368,7 @@ def running(model: LocalModel, execution: BoundRequest) -> Iterator[tuple[Future
 
 @WINDOWS
 def test_death_ends_a_wait_with_dead_object(model: LocalModel, memory: Memory, window: float) -> None:
-    with ExecutionBurstController.create(model, polling_window=window) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory, polling_window=window) as (_, execution):
         with running(model, execution) as (run, _):
             model.on_death()
             with pytest.raises(DeadObject):
@@ -419,8 +410,7 @@ def test_server_closed_with_full_rings_does_not_hang(model: LocalModel, memory: 
 
 
 def test_listener_cannot_close_its_own_burst(model: LocalModel, memory: Memory) -> None:
-    with ExecutionBurstController.create(model) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory) as (_, execution):
         model.executor.during = lambda: model.server.close()  # type: ignore[func-returns-value]
         with pytest.raises(BadState):
             try:
@@ -558,8 +548,7 @@ def test_burst_that_is_closed_is_no_error_to_log(caplog: pytest.LogCaptureFixtur
 
 
 def test_forked_child_gets_bad_state_and_leaves_the_parent_alone(model: LocalModel, memory: Memory) -> None:
-    with ExecutionBurstController.create(model) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory) as (_, execution):
         execution.run()
 
         def refused() -> None:
@@ -576,8 +565,7 @@ def test_forked_child_gets_bad_state_and_leaves_the_parent_alone(model: LocalMod
 def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(model: LocalModel, memory: Memory, window: float) -> None:
     go, main = threading.Event(), threading.main_thread().ident
     assert main is not None
-    with ExecutionBurstController.create(model, polling_window=window) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory, polling_window=window) as (controller, execution):
         execution.run()
         model.executor.during = lambda: (signal.pthread_kill(main, signal.SIGINT), go.wait(PATIENCE), None)[-1]
         with pytest.raises(KeyboardInterrupt):
@@ -597,8 +585,7 @@ def test_signal_handler_that_raises_after_the_call_of_c_gives_the_run_up(
         raise KeyboardInterrupt
 
     go = threading.Event()
-    with ExecutionBurstController.create(model, polling_window=0) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory, polling_window=0) as (controller, execution):
         execution.run()
         model.executor.during = lambda: go.wait(PATIENCE) and None
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -615,8 +602,7 @@ def test_signal_handler_that_runs_the_same_execution_gives_the_run_up(
     model: LocalModel, memory: Memory, run: Callable[[BoundRequest], object]
 ) -> None:
     go = threading.Event()
-    with ExecutionBurstController.create(model, polling_window=0) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory, polling_window=0) as (controller, execution):
         execution.run()
         model.executor.during = lambda: os.kill(os.getpid(), signal.SIGUSR1) or (go.wait(PATIENCE) and None)
         with handling(signal.SIGUSR1, lambda *_: execution.run()), pytest.raises(BadState):
@@ -650,8 +636,7 @@ def test_signal_storm_does_not_lose_results(model: LocalModel, memory: Memory) -
     hits: list[int] = []
     with handling(signal.SIGALRM, lambda number, frame: hits.append(number)):
         signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-        with ExecutionBurstController.create(model, polling_window=0) as controller:
-            execution = bind(controller, adder_request(memory))
+        with bound(model, memory, polling_window=0) as (controller, execution):
             end = time.monotonic() + 0.5
             runs = 0
             while time.monotonic() < end:

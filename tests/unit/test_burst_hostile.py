@@ -21,7 +21,7 @@ from nnburst.burst.polling import DATUM, default_polling_window, window_ns
 from nnburst.burst.server import server
 from nnburst.errors import ErrorStatus, GeneralFailure
 from nnburst.fmq import MessageQueue, MQDescriptor
-from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
+from support.local_burst import WINDOWS, Adder, LocalModel, bound
 from support.waiting import PATIENCE, Background, meanwhile
 
 
@@ -105,8 +105,7 @@ def answered_by(service: SilentService, reply: Callable[[], Any]) -> Iterator[No
 )
 def test_malformed_result_is_a_failure_and_the_burst_lives(memory: Memory, packet: bytes, window: float) -> None:
     service = SilentService()
-    with ExecutionBurstController.create(service, polling_window=window) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(service, memory, polling_window=window) as (controller, execution):
         for reply, expected in ((packet, GeneralFailure), (GOOD, None)):
             with answered_by(service, lambda reply=reply: service.answer(reply)):
                 if expected is None:
@@ -121,8 +120,7 @@ def test_malformed_result_is_a_failure_and_the_burst_lives(memory: Memory, packe
 @WINDOWS
 def test_malformed_result_while_late_ones_are_due_ends_the_burst(memory: Memory, window: float) -> None:
     service = SilentService()
-    with ExecutionBurstController.create(service, polling_window=window) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(service, memory, polling_window=window) as (_, execution):
         execution.timeout = 0.01
         with pytest.raises(MissedDeadline):
             execution.run()
@@ -135,8 +133,7 @@ def test_malformed_result_while_late_ones_are_due_ends_the_burst(memory: Memory,
 
 def test_unasked_result_is_dropped(memory: Memory) -> None:
     service = SilentService()
-    with ExecutionBurstController.create(service) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(service, memory) as (controller, execution):
         service.answer(head(2, 4) + TIMING)
         with answered_by(service, lambda: service.answer(GOOD)):
             execution.run()
@@ -145,8 +142,7 @@ def test_unasked_result_is_dropped(memory: Memory) -> None:
 
 def test_answer_that_wakes_nobody_is_found_all_the_same(memory: Memory) -> None:
     service = SilentService()
-    with ExecutionBurstController.create(service, polling_window=0) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(service, memory, polling_window=0) as (_, execution):
         with answered_by(service, lambda: service.results.write(np.frombuffer(GOOD, DATUM))):
             execution.run()
 
@@ -154,8 +150,7 @@ def test_answer_that_wakes_nobody_is_found_all_the_same(memory: Memory) -> None:
 @pytest.mark.parametrize("status", [5, 8, 9, -1, 2**31 - 1])
 def test_status_beyond_the_list_is_a_general_failure(memory: Memory, status: int) -> None:
     service = SilentService()
-    with ExecutionBurstController.create(service) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(service, memory) as (_, execution):
         with answered_by(service, lambda: service.answer(head(2, status) + TIMING)):
             got = execution.execute()[0]
         assert got == (status if status in (5, 8) else ErrorStatus.GENERAL_FAILURE)
@@ -163,8 +158,7 @@ def test_status_beyond_the_list_is_a_general_failure(memory: Memory, status: int
 
 def test_peer_that_keeps_setting_bits_does_not_block_ctrl_c(memory: Memory) -> None:
     service = SilentService()
-    with ExecutionBurstController.create(service, polling_window=0) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(service, memory, polling_window=0) as (_, execution):
         execution.timeout = 0.1
         with meanwhile(lambda: service.results.event_flag.wake(0x80000006)), pytest.raises(MissedDeadline):
             execution.run()
@@ -251,7 +245,6 @@ def test_each_end_polls_if_the_other_one_has_another_cpu(
 
 @pytest.mark.parametrize("wrong", [-1, float("nan")])
 def test_timeout_out_of_range_is_refused(model: LocalModel, memory: Memory, wrong: float) -> None:
-    with ExecutionBurstController.create(model) as controller:
-        execution = bind(controller, adder_request(memory))
+    with bound(model, memory) as (_, execution):
         with pytest.raises(InvalidArgument, match="timeout"):
             execution.timeout = wrong
