@@ -75,6 +75,14 @@ def charged(host: ServiceHost) -> dict[str, int]:
     return hosted.ledger.used
 
 
+@contextlib.contextmanager
+def prepared(**hooks: Any) -> Iterator[tuple[Any, FakeDevice, ServiceHost, ServiceConnection]]:
+    """A model that a client has prepared, its device, the host and the client."""
+    device = FakeDevice(**hooks)
+    with in_process([device]) as (client, host):
+        yield client.devices[0].prepare_model(tiny_model()), device, host, client
+
+
 def queues() -> tuple[MessageQueue, MessageQueue]:
     return MessageQueue("V24", 1024), MessageQueue("V24", 1024)
 
@@ -241,8 +249,7 @@ def test_an_execution_reads_and_writes_the_client_s_pools() -> None:
     def double(request: Request) -> None:
         request.pools[0].array(np.int32, (4,))[:] *= 2
 
-    with in_process([FakeDevice(execute=double)]) as (client, host), Memory.ashmem(4096) as pool:
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared(execute=double) as (model, _, host, *_), Memory.ashmem(4096) as pool:
         pool.array(np.int32, (4,))[:] = [1, 2, 3, 4]
         assert model.execute_synchronously(a_request(pool)) == (ErrorStatus.NONE, (), NO_TIMING)
         assert pool.array(np.int32, (4,)).tolist() == [2, 4, 6, 8]
@@ -269,9 +276,7 @@ def test_an_execution_reads_and_writes_the_client_s_pools() -> None:
 def test_the_result_of_an_execution_is_a_status_never_an_exception(
     answer: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, _), Memory.ashmem(64) as pool:
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, *_), Memory.ashmem(64) as pool:
 
         def execute(*_: Any) -> Any:
             if isinstance(answer, Exception):
@@ -292,8 +297,7 @@ def test_a_pool_that_could_be_truncated_reaches_the_device_as_one_to_be_copied(t
     def look(request: Request) -> None:
         seen.append(tuple(pool.mappable for pool in request.pools))  # type: ignore[attr-defined]
 
-    with in_process([FakeDevice(execute=look)]) as (client, _), open(path, "r+b") as file:
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared(execute=look) as (model, *_), open(path, "r+b") as file:
         with Memory.mmap_fd(file.fileno(), 4096) as pool, Memory.mmap_fd(file.fileno(), 64, direct=True) as direct:
             for memory in (pool, direct):
                 assert model.execute_synchronously(a_request(memory))[0] is ErrorStatus.NONE
@@ -305,9 +309,7 @@ def test_a_pool_that_could_be_truncated_reaches_the_device_as_one_to_be_copied(t
 
 @pytest.mark.parametrize(("window", "most"), [(0.005, 0.005), (60.0, 0.01)], ids=["as asked", "no longer than this"])
 def test_REQ_CLI_002_006_a_burst_is_configured_once_with_its_window_and_released(window: float, most: float) -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, host):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, host, *_):
         burst = configure(model, Callback(), window)
         (context,) = device.contexts
         assert context.polling_window == most
@@ -325,9 +327,7 @@ def test_each_end_of_a_burst_learns_where_the_other_may_run(monkeypatch: pytest.
     class Pinned(Callback):
         cpus = frozenset({0, 7})
 
-    device = FakeDevice()
-    with in_process([device]) as (client, _):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, *_):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})  # of the service's worker
         burst = configure(model, Pinned())
         assert device.contexts[0].callback.cpus == {0, 7}
@@ -338,9 +338,7 @@ def test_a_bell_is_the_empty_end_of_a_connected_local_pair() -> None:
     class Ringing(Callback):
         bell: int | None = None
 
-    device = FakeDevice()
-    with in_process([device]) as (client, host), contextlib.ExitStack() as stack:
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, _, host, *_), contextlib.ExitStack() as stack:
 
         def given(*sockets: socket.socket) -> list[int]:
             return [stack.enter_context(each).fileno() for each in sockets]
@@ -378,8 +376,7 @@ def test_REQ_CLI_003_REQ_CLI_007_an_error_of_the_device_gives_no_burst(error: Ex
     def fail(_: object) -> None:
         raise error
 
-    with in_process([FakeDevice(burst=fail)]) as (client, host):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared(burst=fail) as (model, _, host, *_):
         with pytest.raises(type(error), match=str(error)):
             configure(model, Callback())
         assert charged(host)["bursts"] == 0
@@ -387,9 +384,7 @@ def test_REQ_CLI_003_REQ_CLI_007_an_error_of_the_device_gives_no_burst(error: Ex
 
 
 def test_REQ_CLI_004_no_context_gives_no_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, host):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, host, *_):
         monkeypatch.setattr(device.models[0], "configure_execution_burst", lambda *_: None)
         with pytest.raises(GeneralFailure, match="no burst"):
             configure(model, Callback())
@@ -411,9 +406,7 @@ def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst(
             raise OSError(number, os.strerror(number))
         return send(sock, data, ancillary, *rest)
 
-    device = FakeDevice()
-    with in_process([device]) as (client, host):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, host, client):
         before = open_fds()
         client.connection._outbox.send_timeout = 0.0  # for which it tries again
         monkeypatch.setattr(socket.socket, "sendmsg", failing)
@@ -428,8 +421,7 @@ def test_REQ_CLI_005_REQ_CLI_008_a_failing_transport_gives_no_burst(
 
 
 def test_channel_whose_descriptor_is_not_open_gives_no_burst() -> None:
-    with in_process([FakeDevice()]) as (client, _):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, *_):
         a, b = queues()
         with a, b:
             broken = b.descriptor.duplicate()
@@ -441,8 +433,7 @@ def test_channel_whose_descriptor_is_not_open_gives_no_burst() -> None:
 
 
 def test_REQ_CLI_009_a_dead_service_gives_dead_object() -> None:
-    with in_process([FakeDevice()]) as (client, host):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, _, host, client):
         host.close()
         with pytest.raises(DeadObject):
             configure(model, Callback())
@@ -465,8 +456,7 @@ def test_call_that_a_service_gets_while_it_ends_is_told_of_the_end(monkeypatch: 
     monkeypatch.setattr(Client, "admit", admitted)
     monkeypatch.setattr(ServiceHost, "_finish", staticmethod(finished))
     late: list[Any] = []
-    with in_process([FakeDevice()]) as (client, host), ThreadPoolExecutor(1) as thread:
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, _, host, *_), ThreadPoolExecutor(1) as thread:
         host.close("it was told to")
         with pytest.raises(DeadObject, match="the service ended: it was told to"):
             late[0].result(PATIENCE)
@@ -491,8 +481,7 @@ def test_call_that_a_service_gets_after_the_farewell_finds_the_connection_closed
 
     begun, go_on, answered = threading.Event(), threading.Event(), threading.Event()
     monkeypatch.setattr(Client, "on_goodbye", late)
-    with in_process([FakeDevice()]) as (client, _), ThreadPoolExecutor(1) as thread:
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, _, _, client), ThreadPoolExecutor(1) as thread:
         monkeypatch.setattr(transport, "PendingCall", pending)
         call = thread.submit(configure, model, Callback())
         assert begun.wait(PATIENCE)
@@ -505,10 +494,9 @@ def test_call_that_a_service_gets_after_the_farewell_finds_the_connection_closed
 
 
 def test_the_service_fetches_memories_also_more_than_fit_into_a_message() -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, host):
+    with prepared() as (model, device, host, *_):
         callback = Callback()
-        burst = configure(client.devices[0].prepare_model(tiny_model()), callback)
+        burst = configure(model, callback)
         status, memories = device.contexts[0].callback.get_memories(range(450))
         assert status is ErrorStatus.NONE
         assert [m.array(np.int32, (1,))[0] for m in memories] == list(range(450))
@@ -522,8 +510,8 @@ def test_the_service_fetches_memories_also_more_than_fit_into_a_message() -> Non
 
 def test_memories_may_be_fetched_while_the_burst_is_configured() -> None:
     got: list[Any] = []
-    with in_process([FakeDevice(burst=lambda c: got.append(c.callback.get_memories([5])))]) as (client, _):
-        configure(client.devices[0].prepare_model(tiny_model()), Callback())
+    with prepared(burst=lambda c: got.append(c.callback.get_memories([5]))) as (model, *_):
+        configure(model, Callback())
         assert got[0][0] is ErrorStatus.NONE
 
 
@@ -541,9 +529,8 @@ class Short(Callback):
 
 @pytest.mark.parametrize("callback", [Broken, Short])
 def test_callback_that_raises_or_gives_a_wrong_number_of_memories_fails_the_request(callback: Any) -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, host):
-        burst = configure(client.devices[0].prepare_model(tiny_model()), callback())
+    with prepared() as (model, device, host, *_):
+        burst = configure(model, callback())
         (hosted,) = host.connections
         before = hosted.ledger.used
         assert device.contexts[0].callback.get_memories(range(250)) == (ErrorStatus.GENERAL_FAILURE, ())
@@ -552,9 +539,7 @@ def test_callback_that_raises_or_gives_a_wrong_number_of_memories_fails_the_requ
 
 
 def test_a_burst_keeps_its_model_until_it_is_closed() -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, _):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, *_):
         burst = configure(model, Callback())
         model.close()
         with pytest.raises(BadState, match="closed"):
@@ -585,9 +570,7 @@ def test_the_end_of_a_connection_releases_all_it_owned() -> None:
 
 
 def test_what_is_dropped_is_released() -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, host):
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, host, client):
         burst = configure(model, Callback())
         del burst, model
         gc.collect()
@@ -709,8 +692,7 @@ def test_dropping_every_reference_ends_the_connection() -> None:
 
 
 def test_use_after_close_is_a_bad_state() -> None:
-    with in_process([FakeDevice()]) as (client, _), Memory.ashmem(64) as pool:
-        model = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, _, _, client), Memory.ashmem(64) as pool:
         burst = configure(model, Callback())
         client.close()
         client.close()
@@ -841,8 +823,7 @@ def test_a_call_before_hello_closes_the_connection() -> None:
 
 
 def test_bad_numbers_are_error_replies_and_the_connection_goes_on() -> None:
-    with in_process([FakeDevice()]) as (client, _):
-        model: Any = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, _, _, client):
         burst: Any = configure(model, Callback())
         call = client.connection.call
         request = protocol.WireRequest((), (), ())
@@ -885,9 +866,7 @@ def test_a_hostile_queue_is_an_error_reply() -> None:
 
 
 def test_forked_children_get_a_bad_state_and_disturb_nobody() -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, _), Memory.ashmem(64) as pool:
-        model: Any = client.devices[0].prepare_model(tiny_model())
+    with prepared() as (model, device, _, client), Memory.ashmem(64) as pool:
         burst = configure(model, Callback())
 
         def uses() -> None:
