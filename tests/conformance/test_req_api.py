@@ -19,7 +19,7 @@ from nnburst.model.running import ExecutionResult
 from nnburst.nnapi import Burst, Compilation, Duration, Event, Execution
 from nnburst.testing import FakeClock
 from support.doubles import ScriptedDevice
-from support.models import add_model, open_model
+from support.models import add_model, compiled, open_model, ready
 from support.waiting import PATIENCE, Background
 
 X = np.array([1, 2, 3, 4], np.float32)
@@ -35,8 +35,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
 
 @pytest.fixture
 def compilation(service: nnburst.Service) -> Iterator[Compilation]:
-    with Compilation(add_model(), service.devices) as compilation:
-        compilation.finish()
+    with compiled(add_model(), service.devices) as compilation:
         yield compilation
 
 
@@ -47,11 +46,8 @@ def burst(compilation: Compilation) -> Iterator[Burst]:
 
 
 def execution_for(compilation: Compilation, *, reusable: bool = False) -> tuple[Execution, np.ndarray]:
-    execution = Execution(compilation, reusable=reusable)
     y = np.zeros(4, np.float32)
-    execution.set_input(0, X)
-    execution.set_output(0, y)
-    return execution, y
+    return ready(compilation, X, y, reusable=reusable), y
 
 
 def both_at_once(first: Callable[[], None], second: Callable[[], None]) -> list[BaseException | None]:
@@ -88,10 +84,8 @@ def script() -> Iterator[Script]:
 def scripted(script: Script, model: Model) -> Iterator[tuple[Compilation, Burst]]:
     device = ScriptedDevice(execute=script)
     device.result = script.result
-    with Compilation(model, [device]) as compilation:
-        compilation.finish()
-        with Burst(compilation) as burst:
-            yield compilation, burst
+    with compiled(model, [device]) as compilation, Burst(compilation) as burst:
+        yield compilation, burst
 
 
 WAYS: dict[str, Callable[[Execution, Burst], None]] = {
@@ -129,14 +123,12 @@ def test_REQ_API_002_REQ_MODEL_079_burst_on_unfinished_compilation_is_bad_state(
 def test_REQ_API_003_burst_of_another_compilation_is_refused(
     service: nnburst.Service, compilation: Compilation
 ) -> None:
-    with Compilation(add_model(), service.devices) as other:
-        other.finish()
-        with Burst(other) as foreign:
-            execution, y = execution_for(compilation)
-            with pytest.raises(InvalidArgument, match="another compilation"):
-                execution.burst_compute(foreign)
-            execution.compute()
-            assert (y == Y).all()
+    with compiled(add_model(), service.devices) as other, Burst(other) as foreign:
+        execution, y = execution_for(compilation)
+        with pytest.raises(InvalidArgument, match="another compilation"):
+            execution.burst_compute(foreign)
+        execution.compute()
+        assert (y == Y).all()
 
 
 def test_REQ_API_004_two_executions_at_once_on_one_burst(compilation: Compilation, burst: Burst) -> None:

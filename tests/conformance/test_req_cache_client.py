@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import nnburst
-from nnburst import Model, ModelBuilder, OperandType
+from nnburst import Model
 from nnburst.cache.reasons import CacheReason, CacheRejected
 from nnburst.devices import Device, PreparedModel
 from nnburst.devices.interfaces import CacheFiles, CompileJob
@@ -33,14 +33,9 @@ from nnburst.model.extensions import Extension
 from nnburst.model.types import BufferDesc, BufferRole, DeviceType
 from nnburst.service.host.host import ServiceHost
 from support.caches import TOKEN, cache_files
+from support.models import relu
 from support.services import in_process
 from support.waiting import Background, until
-
-
-def model() -> Model:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (2,))))
-    return b.build()
 
 
 class Fake(ReferenceDevice):
@@ -82,7 +77,7 @@ class Fake(ReferenceDevice):
 
     def prepare_model_from_cache(self, *args: Any) -> Any:
         self._did("load")
-        return super().prepare_model(model()) if self.result == "model" else self.result
+        return super().prepare_model(relu((2,))) if self.result == "model" else self.result
 
 
 # ---- registration ---------------------------------------------------------------------------------------------------
@@ -138,9 +133,9 @@ def test_REQ_CACHE_045_046_058_counts_come_with_the_list_of_devices(devices: str
 
 Call = Callable[[Device, CacheFiles], PreparedModel]
 CALLS: dict[str, Call] = {
-    "REQ_CACHE_059_to_065_085_to_088_prepare_model": lambda device, files: device.prepare_model(model()),
+    "REQ_CACHE_059_to_065_085_to_088_prepare_model": lambda device, files: device.prepare_model(relu((2,))),
     "REQ_CACHE_066_to_072_081_to_084_from_cache": lambda device, files: device.prepare_model_from_cache(files),
-    "REQ_CACHE_073_to_079_with_files": lambda device, files: device.prepare_model(model(), CompileJob(cache=files)),
+    "REQ_CACHE_073_to_079_with_files": lambda device, files: device.prepare_model(relu((2,)), CompileJob(cache=files)),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 FILES = CacheFiles((0,), (0,), TOKEN)
@@ -226,7 +221,7 @@ def test_REQ_CACHE_091_threads_that_find_out_together_connect_once() -> None:
         return made[-1]
 
     resilient = ResilientDevice(connect)
-    calls = [Background(lambda: resilient.prepare_model(model())) for _ in range(4)]
+    calls = [Background(lambda: resilient.prepare_model(relu((2,)))) for _ in range(4)]
     assert all(isinstance(call.result(), PreparedModel) for call in calls)
     assert len(made) == 2
 
@@ -263,7 +258,7 @@ def test_REQ_CACHE_098_099_100_device_that_comes_back_changed_is_invalid(change:
     assert "compile" not in made[1].asked
     resilient.close()
     with pytest.raises(BadState):
-        resilient.prepare_model(model())
+        resilient.prepare_model(relu((2,)))
 
 
 # ---- across a connection --------------------------------------------------------------------------------------------
@@ -286,7 +281,9 @@ def files(tmp_path: Path) -> Iterator[CacheFiles]:
 
 
 @pytest.mark.parametrize(
-    "call", [*CALLS.values(), lambda device, files: device.get_supported_operations(model())], ids=[*CALLS, "supported"]
+    "call",
+    [*CALLS.values(), lambda device, files: device.get_supported_operations(relu((2,)))],
+    ids=[*CALLS, "supported"],
 )
 @pytest.mark.parametrize(
     "error",
@@ -344,7 +341,7 @@ def test_REQ_CACHE_084_files_are_restored_by_the_next_process(
     with nnburst.launch(devices=["nnburst-reference"], restart=True) as service:
         device = service.devices[0]
         os.kill(service.pid, signal.SIGKILL)
-        prepared = device.prepare_model(model(), CompileJob(cache=files))
+        prepared = device.prepare_model(relu((2,)), CompileJob(cache=files))
         assert prepared.cache_result is not None
         assert prepared.cache_result.saved
         os.kill(service.pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ from nnburst.cache.reasons import CacheReason
 from nnburst.devices.interfaces import CompileJob
 from nnburst.devices.reference.device import ReferenceDevice
 from support.caches import cache_files
+from support.models import ready
 from support.samples import SAMPLES
 
 R = CacheReason
@@ -69,10 +70,7 @@ def compiled(device: Any, model: Model, directory: Path) -> tuple[Any, float]:
         compilation.set_caching_auto(directory)
         compilation.finish()
         y = np.empty((1, SIZE), np.float32)
-        execution = nnburst.nnapi.Execution(compilation)
-        execution.set_input(0, X)
-        execution.set_output(0, y)
-        execution.compute()
+        ready(compilation, X, y).compute()
         return compilation.cache_report, float(y[0, 0])
 
 

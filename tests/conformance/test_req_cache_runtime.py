@@ -22,6 +22,7 @@ from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, NNBurstError
 from nnburst.nnapi import Compilation
+from support.models import compiled
 from support.samples import SAMPLES
 
 TOKEN = bytes(32)
@@ -248,8 +249,7 @@ def test_REQ_CACHE_049_arguments_that_are_missing(how: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("how", ["default", "explicit"])
 def test_REQ_CACHE_050_after_finish(how: str, tmp_path: Path) -> None:
     with nnburst.in_process() as service:
-        with Compilation(model(), service if how == "default" else service.devices) as compilation:
-            compilation.finish()
+        with compiled(model(), service if how == "default" else service.devices) as compilation:
             for late in (
                 lambda: compilation.set_caching(tmp_path, TOKEN),
                 lambda: compilation.set_caching_auto(tmp_path),

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import Memory, Model, ModelBuilder, OperandType
+from nnburst import Memory
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.model import Request
 from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, RequestArgument
 from support.memory_kinds import KINDS
+from support.models import relu
 from support.waiting import until
 
 pytestmark = pytest.mark.check
@@ -29,12 +30,6 @@ WARM_UP = 200
 ROUNDS = pytest.mark.parametrize("rounds", [50, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])
 MOST_GROWTH = 4 << 20
 """Bytes of resident memory. Over the 10,000 rounds of a soak that is 420 bytes a round, less than any object here."""
-
-
-def model() -> Model:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, SHAPE)))
-    return b.build()
 
 
 def whole(pool: int) -> tuple[RequestArgument, ...]:
@@ -51,9 +46,9 @@ class Rig:
     def __init__(self, service: nnburst.Service) -> None:
         self.service = service
         self.device: Device = service.devices[0]
-        self.prepared: PreparedModel = self.device.prepare_model(model())
+        self.prepared: PreparedModel = self.device.prepare_model(relu(SHAPE))
         self.burst = ExecutionBurstController.create(self.prepared)
-        self.session = service.session(model())
+        self.session = service.session(relu(SHAPE))
 
     def compute(self, request: Request) -> None:
         assert self.burst.compute(request)[0] is ErrorStatus.NONE

@@ -16,7 +16,7 @@ from nnburst.devices.reference import graph as reference_graph
 from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.model.types import Lifetime, OperandDesc
-from support.models import built, chained, compiled
+from support.models import built, chained, compiled, ready
 from support.operations import B8, F32, I32, O, run_model
 from support.samples import run
 
@@ -239,10 +239,8 @@ def test_relaxed_models_give_the_same() -> None:
 def test_REQ_MODEL_063_an_execution_says_how_long_a_loop_may_take() -> None:
     with nnburst.in_process() as service, compiled(counting_model(step=0.0), service) as compilation:
         n = np.zeros(1, np.int32)
-        execution = nnburst.nnapi.Execution(compilation, reusable=True)
-        execution.set_input(0, np.int32([0]))
+        execution = ready(compilation, np.int32([0]), n, reusable=True)
         execution.set_input(1, np.float32([0]))
-        execution.set_output(0, n)
         for wrong in (0, -1.0, float("nan"), "1"):
             with pytest.raises(InvalidArgument, match="timeout"):
                 execution.set_loop_timeout(wrong)  # type: ignore[arg-type]
@@ -264,12 +262,10 @@ def test_REQ_MODEL_063_a_loop_may_take_as_long_as_a_session_or_a_burst_allows(wh
             execution = session.bind(timeout=None)
             with pytest.raises(MissedDeadline, match=r"0\.05 s"):
                 execution.run()
-        compilation = nnburst.nnapi.Compilation(endless, service)
-        compilation.finish()
-        with nnburst.nnapi.Burst(compilation, loop_timeout=0.05) as burst, burst.bind() as bound:
-            with pytest.raises(MissedDeadline, match=r"0\.05 s"):
-                bound.run()
-        for wrong in (0, -1.0, float("nan"), "1"):
-            with pytest.raises(InvalidArgument, match="timeout"):
-                nnburst.nnapi.Burst(compilation, loop_timeout=wrong)  # type: ignore[arg-type]
-        compilation.close()
+        with compiled(endless, service) as compilation:
+            with nnburst.nnapi.Burst(compilation, loop_timeout=0.05) as burst, burst.bind() as bound:
+                with pytest.raises(MissedDeadline, match=r"0\.05 s"):
+                    bound.run()
+            for wrong in (0, -1.0, float("nan"), "1"):
+                with pytest.raises(InvalidArgument, match="timeout"):
+                    nnburst.nnapi.Burst(compilation, loop_timeout=wrong)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from support.models import built, compiled, ready
 from support.waiting import PATIENCE
 
 T, Op = OperandType, OperationType
+ZEROS = np.zeros(4, np.float32)
 
 
 def increment(dims: tuple[int, ...] = (4,)) -> Model:
@@ -79,11 +80,16 @@ def execution(service: Service) -> Iterator[Make]:
         each.close()
 
 
-def test_arrays_are_copied_when_it_is_launched_and_when_it_is_waited_for(execution: Make, gate: Gate) -> None:
-    run = execution(reusable=True)
-    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+def execution_with_arrays(execution: Make, x: Any = ZEROS, y: Any = None, **options: Any) -> Execution:
+    run = execution(**options)
     run.set_input(0, x)
-    run.set_output(0, y)
+    run.set_output(0, np.zeros(4, np.float32) if y is None else y)
+    return run
+
+
+def test_arrays_are_copied_when_it_is_launched_and_when_it_is_waited_for(execution: Make, gate: Gate) -> None:
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    run = execution_with_arrays(execution, x, y, reusable=True)
     event = run.start_compute_with_dependencies([gate.event])
     x[:] = 99
     with pytest.raises(MissedDeadline):
@@ -106,9 +112,8 @@ def test_execution_whose_thread_was_refused_can_be_run(execution: Make, monkeypa
     def refuse(*_: object, **__: object) -> None:
         raise BadState("gevent has patched threading")
 
-    run, y = execution(), np.zeros(4, np.float32)
-    run.set_input(0, np.ones(4, np.float32))
-    run.set_output(0, y)
+    y = np.zeros(4, np.float32)
+    run = execution_with_arrays(execution, np.ones(4, np.float32), y)
     with monkeypatch.context() as patch:
         patch.setattr("nnburst.nnapi.event.start_daemon", refuse)
         with pytest.raises(BadState, match="gevent"):
@@ -153,10 +158,7 @@ def test_buffers_of_the_device_are_handed_on(execution: Make, gate: Gate) -> Non
 
 
 def test_a_failure_goes_down_the_chain_and_says_why(execution: Make, gate: Gate) -> None:
-    runs = [execution() for _ in range(2)]
-    for run in runs:
-        run.set_input(0, np.zeros(4, np.float32))
-        run.set_output(0, np.zeros(4, np.float32))
+    runs = [execution_with_arrays(execution) for _ in range(2)]
     runs[0].set_timeout(2.0)  # both begin before that
     one = runs[0].start_compute_with_dependencies([gate.event])
     two = runs[1].start_compute_with_dependencies([one])
@@ -167,13 +169,6 @@ def test_a_failure_goes_down_the_chain_and_says_why(execution: Make, gate: Gate)
             one.wait(PATIENCE)
     with pytest.raises(InvalidArgument, match="is in error"):
         execution_with_arrays(execution).start_compute_with_dependencies([one])
-
-
-def execution_with_arrays(execution: Make, **options: Any) -> Execution:
-    run = execution(**options)
-    run.set_input(0, np.zeros(4, np.float32))
-    run.set_output(0, np.zeros(4, np.float32))
-    return run
 
 
 def test_durations_with_and_without_the_waiting(execution: Make, gate: Gate) -> None:
@@ -262,9 +257,7 @@ def test_an_event_wakes_an_event_loop(execution: Make, gate: Gate) -> None:
 
 def test_a_service_that_dies_ends_the_wait(gate: Gate) -> None:
     with nnburst.launch() as service, compiled(increment(), service) as compilation:
-        with Execution(compilation) as run:
-            run.set_input(0, np.zeros(4, np.float32))
-            run.set_output(0, np.zeros(4, np.float32))
+        with ready(compilation, ZEROS, np.zeros(4, np.float32)) as run:
             event = run.start_compute_with_dependencies([gate.event])
             os.kill(service.pid, 9)
             with pytest.raises(DeadObject):

@@ -727,10 +727,8 @@ def test_state_passes_its_turn_and_can_be_measured() -> None:
 
 def test_execution_whose_arguments_are_copied_leaves_nothing_in_the_burst() -> None:
     with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
-        step = Execution(session.compilation, reusable=True)
         y = np.zeros(4, np.float32)
-        step.set_input(0, ONE)
-        step.set_output(0, y)
+        step = ready(session.compilation, ONE, y, reusable=True)
         for _ in range(2):
             y[:] = 0
             step.burst_compute(session.burst)

@@ -30,7 +30,7 @@ from nnburst.service.connection.pending import PendingCall
 from nnburst.service.process import launch
 from nnburst.service.wire.protocol import ListDevices
 from nnburst.testing import assert_nothing_left
-from support.models import ready, relu
+from support.models import compiled, ready, relu
 from support.processes import stop, stopped
 from support.users import as_user
 from support.waiting import PATIENCE, Background, Held, until
@@ -102,23 +102,19 @@ def test_everything_that_opening_asks_for_ends_with_its_deadline(service: nnburs
 
 def test_burst_compute_with_arrays_waits_for_nothing_but_its_deadline(service: nnburst.Service) -> None:
     """What it staged is given back without an answer."""
-    compilation = nnburst.nnapi.Compilation(relu(), service.devices)
-    compilation.finish()
-    burst = nnburst.nnapi.Burst(compilation)
-    execution = ready(compilation, ONE, np.zeros(4, np.float32), reusable=True)
     asked: list[float | None] = []
     call = service.devices[0].place().connection.call  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            type(call.__self__), "call", lambda self, *a, timeout=None, **k: asked.append(timeout) or call(*a, **k)
-        )
+    with compiled(relu(), service.devices) as compilation, nnburst.nnapi.Burst(compilation) as burst:
+        execution = ready(compilation, ONE, np.zeros(4, np.float32), reusable=True)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(
+                type(call.__self__), "call", lambda self, *a, timeout=None, **k: asked.append(timeout) or call(*a, **k)
+            )
+            execution.burst_compute(burst)
+            with stopped(service.pid), pytest.raises(MissedDeadline):
+                execution.burst_compute(burst, timeout=0.1)
+        assert asked == []
         execution.burst_compute(burst)
-        with stopped(service.pid), pytest.raises(MissedDeadline):
-            execution.burst_compute(burst, timeout=0.1)
-    assert asked == []
-    execution.burst_compute(burst)
-    burst.close()
-    compilation.close()
 
 
 # ---- the steps of a close ------------------------------------------------------------------------------------------
@@ -319,8 +315,7 @@ def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: st
 @pytest.mark.check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back(service: nnburst.Service) -> None:
-    with nnburst.nnapi.Compilation(relu(), service.devices) as compilation:
-        compilation.finish()
+    with compiled(relu(), service.devices) as compilation:
         host_side = service.devices[0]
 
         def open_one() -> nnburst.nnapi.DeviceMemory:

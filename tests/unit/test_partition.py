@@ -246,8 +246,7 @@ def test_loops_of_parts_may_take_what_those_of_the_burst_may(where: str) -> None
     with contextlib.ExitStack() as stack:
         if where == "service":
             loops = stack.enter_context(in_process([loops]))[0].devices[0]
-        compilation = stack.enter_context(Compilation(endless, [loops, Only("test-rest", O.NEG)]))
-        compilation.finish()
+        compilation = stack.enter_context(compiled(endless, [loops, Only("test-rest", O.NEG)]))
         burst = stack.enter_context(Burst(compilation, loop_timeout=0.05))
         with burst.bind() as execution, pytest.raises(MissedDeadline, match=r"0\.05 s"):
             execution.run()

@@ -19,6 +19,7 @@ import nnburst
 from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OperandType, Tensor
 from nnburst.devices.function import SentFunction
 from nnburst.runtime.request.node_args import as_array
+from support.models import relu
 from support.processes import run_python
 from support.services import shared_service
 from support.waiting import until
@@ -310,11 +311,9 @@ def test_tensor_of_a_gpu_is_refused_by_name_with_the_remedy() -> None:
         def __dlpack_device__(self) -> Any:
             return 2, 0
 
-    b = nnburst.ModelBuilder()
-    b.output("y", b.relu(b.input("x", "float32", (1, 3))))
     tensor: Any = OnGpu(np.zeros((1, 3), np.float32))
     says = "'x' cannot be made an array: no such device; copy it to the CPU first"
-    with nnburst.in_process() as service, service.session(b.build()) as session:
+    with nnburst.in_process() as service, service.session(relu((1, 3))) as session:
         with pytest.raises(InvalidArgument, match=f"^input {says}"):
             session.run(None, {"x": tensor})
         with pytest.raises(InvalidArgument, match=f"^memory of {says}"):
@@ -334,10 +333,8 @@ def test_array_without_a_device_is_refused_with_its_own_words() -> None:
 
 
 def test_arrays_with_dlpack_go_in_and_come_out_without_a_copy() -> None:
-    b = nnburst.ModelBuilder()
-    b.output("y", b.relu(b.input("x", "float32", (1, 3))))
     x = np.array([[-1, 0, 2]], np.float32)
-    with nnburst.in_process() as service, service.session(b.build()) as session, nnburst.Memory.ashmem(12) as memory:
+    with nnburst.in_process() as service, service.session(relu((1, 3))) as session, nnburst.Memory.ashmem(12) as memory:
         assert session.run(None, {"x": Foreign(x)})[0].tolist() == [[0, 0, 2]]  # type: ignore[dict-item]
         view = memory.array(np.float32, (1, 3))
         view[:] = x

@@ -30,7 +30,7 @@ from nnburst.service.wire.protocol import Side
 from nnburst.testing import assert_nothing_left
 from support.connections import Answers, connected, raw_peer, send
 from support.doubles import refuse_threads
-from support.models import ready, relu
+from support.models import compiled, ready, relu
 from support.processes import open_fds
 from support.users import as_user
 from support.waiting import PATIENCE, Background, Held, handling, until
@@ -266,9 +266,7 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
             with nnburst.in_process() as service:
                 service.session(relu((64,))).close()
         else:
-            with nnburst.in_process() as service:
-                compilation = nnburst.nnapi.Compilation(relu((64,)), service)
-                compilation.finish()
+            with nnburst.in_process() as service, compiled(relu((64,)), service) as compilation:
                 execution = ready(compilation, np.ones(64, np.float32), out := np.zeros(64, np.float32), reusable=True)
                 try:
                     execution.start_compute().wait()

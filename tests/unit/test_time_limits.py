@@ -27,7 +27,7 @@ from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.host.host import ServiceHost
 from support.connections import socket_pair
 from support.doubles import Ended
-from support.models import relu
+from support.models import ready, relu
 from support.processes import stopped
 from support.waiting import PATIENCE, until
 
@@ -42,11 +42,8 @@ def service() -> Iterator[nnburst.Service]:
 
 
 def one_by_one(session: nnburst.Session, run: Callable[[Execution], Any]) -> Any:
-    execution = Execution(session.compilation)
-    execution.set_input(0, X)
     out = np.empty(4, np.float32)
-    execution.set_output(0, out)
-    run(execution)
+    run(ready(session.compilation, X, out))
     return out
 
 

@@ -33,7 +33,7 @@ from nnburst.watch.page import MOST_ROWS, Page
 from nnburst.watch.reader import Viewer
 from nnburst.watch.stats import Histogram
 from support import ROOT
-from support.models import relu
+from support.models import ready, relu
 from support.processes import stop, stopped
 from support.users import GUEST, as_root, beside
 from support.waiting import Background, until
@@ -92,9 +92,8 @@ def test_what_ends_is_in_the_sums_above_it(service: nnburst.Service) -> None:
 
 
 def test_execution_without_a_burst_is_counted_with_its_model(service: nnburst.Service) -> None:
-    with service.session(relu((1, 4))) as session, nnburst.nnapi.Execution(session.compilation) as execution:
-        execution.set_input(0, np.zeros((1, 4), np.float32))
-        execution.set_output(0, np.zeros((1, 4), np.float32))
+    x, y = (np.zeros((1, 4), np.float32) for _ in range(2))
+    with service.session(relu((1, 4))) as session, ready(session.compilation, x, y) as execution:
         execution.compute()
         model = newest(look(page_of(service.pid)), RowKind.MODEL)
     assert model.counters["fallbacks"] == model.execution.count == 1
