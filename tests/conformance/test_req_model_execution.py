@@ -89,29 +89,20 @@ def bad_requests(request: Request) -> dict[str, Request]:
         "049 length of output": output(replace(out, location=replace(out.location, length=20))),
         "049 output over input": output(replace(out, location=x.location)),
         "049 output partly over input": output(replace(out, location=replace(x.location, offset=4))),
+        "050 no value": replace(request, inputs=(x, nothing)),
     }
 
 
 @all_ways
 @pytest.mark.parametrize("name", list(bad_requests(Request((RequestArgument(),) * 2, (RequestArgument(),)))))
-def test_REQ_MODEL_046_047_049_REQ_MEM_039_040_REQ_WIRE_010_bad_request(device: Device, way: str, name: str) -> None:
+def test_REQ_MODEL_046_047_049_050_REQ_MEM_039_040_042_REQ_WIRE_010_bad_request_fails_and_the_model_stays_usable(
+    device: Device, way: str, name: str
+) -> None:
+    status = ErrorStatus.GENERAL_FAILURE if name.startswith("050") else ErrorStatus.INVALID_ARGUMENT
     sample = SAMPLES["three_adds"]()
     with placed(device, sample.model, sample.inputs, dims_of(sample)) as (prepared, request, _):
         outcome = execute(prepared, bad_requests(request)[name], way, measure=True)
-        assert outcome.status is ErrorStatus.INVALID_ARGUMENT
-        assert outcome.shapes == ()
-        assert outcome.timing.time_on_device is outcome.timing.time_in_driver is None
-        assert execute(prepared, request, way).status is ErrorStatus.NONE
-
-
-@every_way
-def test_REQ_MODEL_050_REQ_MEM_042_failing_execution_reports_nothing_else(device: Device, way: str) -> None:
-    """A required input without a value fails the execution; the model stays usable."""
-    sample = SAMPLES["three_adds"]()
-    with placed(device, sample.model, sample.inputs, dims_of(sample)) as (prepared, request, _):
-        bad = replace(request, inputs=(request.inputs[0], RequestArgument(has_no_value=True)))
-        outcome = execute(prepared, bad, way, measure=True)
-        assert outcome.status is ErrorStatus.GENERAL_FAILURE
+        assert outcome.status is status
         assert outcome.shapes == ()
         assert outcome.timing.time_on_device is outcome.timing.time_in_driver is None
         assert execute(prepared, request, way).status is ErrorStatus.NONE

@@ -86,16 +86,11 @@ def test_REQ_MODEL_011_cycle(device: Device) -> None:
     assert accepts(device, looped) == []
 
 
-@pytest.mark.parametrize("preference", [-1, 3])
-def test_REQ_MODEL_036_preference(device: Device, preference: int) -> None:
+@pytest.mark.parametrize("value", [-1, 3])
+@pytest.mark.parametrize("field", ["preference", "priority"])
+def test_REQ_MODEL_036_037_preference_or_priority(device: Device, field: str, value: int) -> None:
     with pytest.raises(InvalidArgument):
-        device.prepare_model(SAMPLES["three_adds"]().model, CompileJob(preference=preference))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("priority", [-1, 3])
-def test_REQ_MODEL_037_priority(device: Device, priority: int) -> None:
-    with pytest.raises(InvalidArgument):
-        device.prepare_model(SAMPLES["three_adds"]().model, CompileJob(priority=priority))  # type: ignore[arg-type]
+        device.prepare_model(SAMPLES["three_adds"]().model, CompileJob(**{field: value}))  # type: ignore[arg-type]
 
 
 def _branch(lifetime_of_output: Lifetime = Lifetime.SUBGRAPH_OUTPUT) -> Subgraph:

@@ -157,12 +157,6 @@ def test_model_and_its_file_may_be_links_into_a_folder_of_blobs(service: nnburst
         assert np.array_equal(session.run(None, {"x": np.zeros(4, np.float32)})[0], OURS)
 
 
-def test_file_that_is_too_short_names_the_tensor(service: nnburst.Service, tmp_path: Path) -> None:
-    (tmp_path / "w.bin").write_bytes(OURS.tobytes()[1:])
-    with pytest.raises(InvalidArgument, match=r"'c' ends at byte 16 of 'w\.bin', which has 15"):
-        service.session(save(in_initializer(external("c")), tmp_path / "m.onnx"))
-
-
 def test_information_about_training_is_looked_at_too(service: nnburst.Service) -> None:
     model = in_initializer(numpy_helper.from_array(OURS, "c"))
     model.training_info.add().algorithm.CopyFrom(in_attribute(external("c", "elsewhere.bin")).graph)
@@ -180,29 +174,22 @@ def test_onnxruntime_itself_opens_no_file_for_a_model(
         open_session(place(external("c")).SerializeToString(), SessionSettings(1), SessionSettings(1).options())
 
 
-def test_two_initializers_of_one_name_are_refused(service: nnburst.Service, tmp_path: Path) -> None:
-    (tmp_path / "w.bin").write_bytes(OURS.tobytes())
-    model = in_initializer(external("c"))
-    model.graph.initializer.append(external("c"))
-    with pytest.raises(InvalidArgument, match="two initializers with the name 'c'"):
-        service.session(save(model, tmp_path / "m.onnx"))
-
-
-@pytest.mark.parametrize("dims", [(-1, -4), (-4,), (2**62, 4, 4), (2**31, 2**31)])
-def test_shape_of_an_external_tensor_is_checked(
-    service: nnburst.Service, tmp_path: Path, dims: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("size", "shapes", "says"),
+    [
+        *((16, [dims], "tensor 'c'") for dims in [(-1, -4), (-4,), (2**62, 4, 4), (2**31, 2**31)]),
+        (16, [(2**62,) * 300_000], r"tensor 'c': .*at most 64 axes"),  # said before sizes are multiplied
+        (16, [(4,), (4,)], "two initializers with the name 'c'"),
+        (15, [(4,)], r"'c' ends at byte 16 of 'w\.bin', which has 15"),
+    ],
+)
+def test_external_tensors_that_cannot_be_are_named(
+    service: nnburst.Service, tmp_path: Path, size: int, shapes: list[tuple[int, ...]], says: str
 ) -> None:
-    (tmp_path / "w.bin").write_bytes(OURS.tobytes())
-    with pytest.raises(InvalidArgument, match="tensor 'c'"):
-        service.session(save(in_initializer(external("c", dims=dims)), tmp_path / "m.onnx"))
-
-
-def test_the_rank_of_an_external_tensor_is_limited_before_its_sizes_are_multiplied(
-    service: nnburst.Service, tmp_path: Path
-) -> None:
-    (tmp_path / "w.bin").write_bytes(OURS.tobytes())
-    model = in_initializer(external("c", dims=(2**62,) * 300_000))
-    with pytest.raises(InvalidArgument, match=r"tensor 'c': .*at most 64 axes"):
+    (tmp_path / "w.bin").write_bytes(OURS.tobytes()[:size])
+    model = add()
+    model.graph.initializer.extend(external("c", dims=dims) for dims in shapes)
+    with pytest.raises(InvalidArgument, match=says):
         service.session(save(model, tmp_path / "m.onnx"))
 
 

@@ -78,6 +78,10 @@ def test_an_operand_knows_shape_type_and_quantisation() -> None:
         (lambda b, x, q, other: bool(x), TypeError, "no value while its model is built"),
         (lambda b, x, q, other: [1, 2][x], TypeError, "must be integers .* not Operand"),
         (lambda b, x, q, other: int(x), TypeError, "not 'Operand'"),
+        (lambda b, x, q, other: b.operation("a.b", x), InvalidArgument, "a.b 0: its outputs cannot be inferred; give"),
+        (lambda b, x, q, other: b.operation("A.b", x), InvalidArgument, "'A.b' is no name of an extension"),
+        (lambda b, x, q, other: b.operation("a", x), InvalidArgument, "'a': .* OperationType, .* name of an extension"),
+        (lambda b, x, q, other: b.operation("a.b", x, number=70000), InvalidArgument, "have the numbers 0 … 65535"),
     ],
 )
 def test_what_no_operation_stands_for_is_refused(call: Callable[..., Any], error: type[Exception], says: str) -> None:
@@ -155,21 +159,6 @@ def test_extensions_of_an_inner_model_keep_their_names() -> None:
     model = b.build()
     assert model.extension_name_to_prefix == {"com.example.other": 1, "com.example.blur": 2}
     assert [inner.operations[0].type for inner in model.referenced] == [2 << 16 | 7] * 2
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda b, x: b.operation("com.example.blur", x), "com.example.blur 0: its outputs cannot be inferred; give"),
-        (lambda b, x: b.operation("Com.Example", x), "'Com.Example' is no name of an extension"),
-        (lambda b, x: b.operation("blur", x), "'blur': give a member of OperationType, .* or the name of an extension"),
-        (lambda b, x: b.operation("com.example.blur", x, number=70000), "have the numbers 0 … 65535"),
-    ],
-)
-def test_what_is_wrong_with_an_extension_is_named(call: Callable[..., Any], says: str) -> None:
-    b, (x,) = inputs(F32)
-    with pytest.raises(InvalidArgument, match=says):
-        call(b, x)
 
 
 def test_indexes_are_those_of_the_graph_builder() -> None:

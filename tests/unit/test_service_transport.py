@@ -46,8 +46,11 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 
 
 def raw_send(sock: socket.socket, data: bytes, fds: list[int] = []) -> None:  # noqa: B006 - never changed
+    """Send a datagram, and close what went with it."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary)
+    for fd in fds:
+        os.close(fd)
 
 
 def header(kind: int = 0, flags: int = 0, n_fds: int = 0, call_id: int = 1) -> bytes:
@@ -177,12 +180,9 @@ BAD_DATAGRAMS = {
 
 @pytest.mark.parametrize("name", BAD_DATAGRAMS)
 def test_bad_datagrams_are_malformed_and_their_descriptors_closed(name: str) -> None:
-    data, fds = BAD_DATAGRAMS[name]()
     a, b = socket_pair()
     with a, b:
-        raw_send(a, data, fds)
-        for fd in fds:
-            os.close(fd)
+        raw_send(a, *BAD_DATAGRAMS[name]())
         before = open_fds()
         with pytest.raises(Malformed):
             receive(b)
@@ -351,10 +351,7 @@ BAD_MESSAGES = {
 @pytest.mark.parametrize("name", BAD_MESSAGES)
 def test_a_malformed_message_closes_its_connection_and_nothing_else(name: str) -> None:
     with connected() as (other, _), raw_peer(Side.SERVICE) as (end, sock):
-        data, fds = BAD_MESSAGES[name]()
-        raw_send(sock, data, fds)
-        for fd in fds:
-            os.close(fd)
+        raw_send(sock, *BAD_MESSAGES[name]())
         assert end.wait_ended(PATIENCE)
         assert end.ending.reason.startswith("malformed")
         assert protocol.encode(protocol.EndNotice(end.ending.reason)) in next_datagram(sock)
@@ -417,10 +414,7 @@ def test_wrong_reply_ends_the_connection_and_its_descriptors_are_closed(what: st
 
         def answer() -> None:
             data, n_fds = WRONG_REPLIES[what](struct.unpack_from("<BBHI", sock.recv(1000))[3])
-            fds = null_fds(n_fds)
-            raw_send(sock, data, fds)
-            for fd in fds:
-                os.close(fd)
+            raw_send(sock, data, null_fds(n_fds))
 
         answering = Background(answer)
         with pytest.raises(DeadObject, match="malformed"):
