@@ -30,7 +30,7 @@ from nnburst.model.operand_types import operand_info
 from nnburst.model.types import BufferId
 from nnburst.nnapi import Burst, Compilation, DeviceMemory, Execution, MemoryDesc, copy_memory
 from nnburst.runtime.service import LocalBackend
-from support.models import add_with_activation, relu
+from support.models import add_with_activation, described, relu
 from support.samples import SAMPLES, Sample, with_unspecified_outputs
 
 T, Op = OperandType, OperationType
@@ -56,16 +56,6 @@ def compiled(model: Model, devices: Any) -> Compilation:
     compilation = Compilation(model, devices)
     compilation.finish()
     return compilation
-
-
-def described(*roles: tuple[Compilation, str, int], dimensions: tuple[int, ...] = ()) -> MemoryDesc:
-    desc = MemoryDesc()
-    for compilation, kind, index in roles:
-        getattr(desc, f"add_{kind}_role")(compilation, index)
-    if dimensions:
-        desc.set_dimensions(dimensions)
-    desc.finish()
-    return desc
 
 
 def shared(values: Any, dtype: Any = np.float32) -> Memory:

@@ -19,8 +19,9 @@ from nnburst.devices.partitioned import PartitionedDevice
 from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError
-from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
+from nnburst.nnapi import Burst, Compilation, Execution
 from nnburst.service.process.launch import start_child
+from support.models import described
 from support.samples import ALL_WAYS, SAMPLES, WAYS, check_outputs, run, with_unspecified_outputs
 
 pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
@@ -94,10 +95,7 @@ def test_a_lowered_model_keeps_its_state_in_memory_of_the_device(where: str) -> 
         Compilation(sample.model, service.devices) as compilation,
     ):
         compilation.finish()
-        desc = MemoryDesc()
-        desc.add_input_role(compilation, 1, 1.0)
-        desc.add_output_role(compilation, 0, 1.0)
-        desc.finish()
+        desc = described((compilation, "input", 1), (compilation, "output", 0))
         x, first, y = sample.inputs[0], sample.outputs[1], np.zeros_like(sample.outputs[1])
         with desc.create_memory() as state, Burst(compilation) as burst:
             for step in range(2):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nnburst import Memory, Model, ModelBuilder, OperandType
 from nnburst.model import Request
 from nnburst.model.types import DataLocation, OperandDesc, RequestArgument, Subgraph
-from nnburst.nnapi import Compilation, Execution
+from nnburst.nnapi import Compilation, Execution, MemoryDesc
 
 
 def built(inputs: Sequence[OperandDesc], make: Callable[..., Any]) -> Model:
@@ -117,6 +117,17 @@ def compiled(model: Any, devices: Any) -> Iterator[Compilation]:
     with Compilation(model, devices) as compilation:
         compilation.finish()
         yield compilation
+
+
+def described(*roles: tuple[Compilation, str, int], dimensions: tuple[int, ...] = ()) -> MemoryDesc:
+    """A finished description of a memory of the device."""
+    desc = MemoryDesc()
+    for compilation, kind, index in roles:
+        getattr(desc, f"add_{kind}_role")(compilation, index)
+    if dimensions:
+        desc.set_dimensions(dimensions)
+    desc.finish()
+    return desc
 
 
 def ready(compilation: Compilation, x: Any, y: Any, **options: Any) -> Execution:

@@ -21,8 +21,8 @@ from nnburst import Memory, Model, OperandType, OperationType, Service
 from nnburst.devices.fence import Fence, FenceSignal, FenceState
 from nnburst.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.model.types import OperandDesc
-from nnburst.nnapi import Compilation, Duration, Event, Execution, MemoryDesc
-from support.models import built, compiled, ready
+from nnburst.nnapi import Compilation, Duration, Event, Execution
+from support.models import built, compiled, described, ready
 from support.waiting import PATIENCE
 
 T, Op = OperandType, OperationType
@@ -139,10 +139,7 @@ def test_services_wait_for_each_other_without_the_client(service: Service, execu
 
 def test_buffers_of_the_device_are_handed_on(execution: Make, gate: Gate) -> None:
     first, second = execution(), execution()
-    desc = MemoryDesc()
-    desc.add_output_role(first.compilation, 0, 1.0)
-    desc.add_input_role(second.compilation, 0, 1.0)
-    desc.finish()
+    desc = described((first.compilation, "output", 0), (second.compilation, "input", 0))
     result = np.zeros(4, np.float32)
     with desc.create_memory() as between:
         first.set_input(0, np.full(4, 5, np.float32))

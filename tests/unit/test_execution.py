@@ -38,12 +38,12 @@ from nnburst.model import Request, Timing
 from nnburst.model.extensions import ImportedModel
 from nnburst.model.running import Failure
 from nnburst.model.types import DataLocation, Lifetime, OperandDesc
-from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
+from nnburst.nnapi import Burst, Compilation, Execution
 from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from nnburst.runtime.session import Options
 from support.doubles import ScriptedDevice, ScriptedModel
-from support.models import built, compiled, counter, ready, relu
+from support.models import built, compiled, counter, described, ready, relu
 from support.waiting import PATIENCE, Background, until
 
 F = OperandType.TENSOR_FLOAT32
@@ -781,10 +781,7 @@ def test_memory_of_the_device_knows_nothing_after_a_forged_answer(scripted: tupl
     """Shared memory stands in for the device's, so the answer alone says what was written."""
     service, prepared = scripted
     with compiled(relu(), service) as compilation:
-        desc = MemoryDesc()
-        desc.add_output_role(compilation, 0)
-        desc.finish()
-        with desc.create_memory() as memory:
+        with described((compilation, "output", 0)).create_memory() as memory:
             execution = Execution(compilation, reusable=True)
             execution.set_input(0, ONE)
             execution.set_output_from_memory(0, memory)
@@ -880,10 +877,7 @@ def test_arguments_that_cannot_be_laid_out_leave_no_memory(scripted: tuple[Servi
     """Also while the exception, with all its frames, is still at hand."""
     service, _ = scripted
     with compiled(relu(), service) as compilation:
-        desc = MemoryDesc()
-        desc.add_output_role(compilation, 0)
-        desc.finish()
-        memory = desc.create_memory()
+        memory = described((compilation, "output", 0)).create_memory()
         execution = Execution(compilation, reusable=True)
         execution.set_input(0, ONE)
         execution.set_output_from_memory(0, memory)

@@ -30,7 +30,7 @@ from nnburst.service.connection.pending import PendingCall
 from nnburst.service.process import launch
 from nnburst.service.wire.protocol import ListDevices
 from nnburst.testing import assert_nothing_left
-from support.models import compiled, ready, relu
+from support.models import compiled, described, ready, relu
 from support.processes import stop, stopped
 from support.users import as_user
 from support.waiting import PATIENCE, Background, Held, until
@@ -319,10 +319,7 @@ def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back
         host_side = service.devices[0]
 
         def open_one() -> nnburst.nnapi.DeviceMemory:
-            desc = nnburst.nnapi.MemoryDesc()
-            desc.add_input_role(compilation, 0, 1.0)
-            desc.finish()
-            return desc.create_memory()
+            return described((compilation, "input", 0)).create_memory()
 
         lines = interrupt_everywhere(open_one, lambda memory: memory.close())
         assert lines > 10

@@ -42,9 +42,9 @@ from nnburst.model.partition import cut, regions
 from nnburst.model.performance import NEVER, operation_cost
 from nnburst.model.types import NO_TIMING, DataLocation, OperandDesc, PerformanceInfo, RequestArgument
 from nnburst.model.validate import validate_model
-from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
+from nnburst.nnapi import Burst, Compilation, Execution
 from nnburst.runtime.compile.compilation import _alone
-from support.models import built, compiled, doubling_model, relu
+from support.models import built, compiled, described, doubling_model, relu
 from support.services import in_process
 from support.waiting import PATIENCE
 
@@ -356,9 +356,7 @@ def test_parts_forget_a_memory_with_its_last_slot(monkeypatch: pytest.MonkeyPatc
 
 def test_REQ_MEM_048_memory_of_a_device_is_not_shared_by_parts() -> None:
     with compiled(MODEL, cut_in_two()) as compilation:
-        desc = MemoryDesc()
-        desc.add_input_role(compilation, 0, 1.0)
-        desc.finish()
+        desc = described((compilation, "input", 0))
         with pytest.raises(GeneralFailure, match="cannot allocate"):
             desc.create_memory()  # devices were named: nothing may stand in
 
