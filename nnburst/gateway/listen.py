@@ -92,7 +92,7 @@ class _Runner(web.AppRunner):
 
     def __init__(self, application: web.Application, most: int, *, ends_oldest: bool, **options: Any) -> None:
         super().__init__(application, **options)
-        self._most, self._ends_oldest, self._handshakes = most, ends_oldest, set[object]()
+        self._most, self._ends_oldest, self._handshakes = most, ends_oldest, set[asyncio.TimerHandle]()
 
     @property
     def server(self) -> Any:
@@ -103,10 +103,14 @@ class _Runner(web.AppRunner):
         server: Any = super().server
         if not self._ends_oldest and len(server.connections) + len(self._handshakes) >= self._most:
             raise ConnectionRefusedError
-        new, mark = _New(self._begin), object()
-        self._handshakes.add(mark)
-        weakref.finalize(new, self._handshakes.discard, mark)
-        asyncio.get_running_loop().call_later(_HANDSHAKE_S, self._handshakes.discard, mark)
+
+        def end() -> None:
+            timer.cancel()
+            self._handshakes.discard(timer)
+
+        new = _New(self._begin)
+        timer = asyncio.get_running_loop().call_later(_HANDSHAKE_S, weakref.finalize(new, end))
+        self._handshakes.add(timer)
         return new
 
     def _begin(self, transport: Any) -> None:

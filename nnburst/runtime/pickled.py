@@ -42,10 +42,10 @@ class Unopened:
         self._error, self._reduced = error, reduced
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(name) if name.startswith("__") else self._error
+        raise AttributeError(name) if name.startswith("__") else self._error.with_traceback(None)
 
     def __enter__(self, *_: object) -> NoReturn:
-        raise self._error
+        raise self._error.with_traceback(None)
 
     __exit__ = __enter__
 
