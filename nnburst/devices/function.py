@@ -18,17 +18,20 @@ function and send it to a service that they start: see `SentFunction`.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import io
 import logging
 import math
 import os
 import pickle
 import sys
 import traceback
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from types import CodeType, ModuleType
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -209,9 +212,10 @@ class SentFunction(Struct, frozen=True):
                 f"function {getattr(function, '__name__', function)!r} does not say what it takes and gives; put "
                 "@nnburst.declare(inputs=[…], outputs=[…]) above it"
             )
+        dumps: Callable[[object], bytes] = _pickle_with_files
         main = sys.modules.get("__mp_main__")  # name of __main__ in children that `multiprocessing` spawns
         try:
-            from cloudpickle import dumps, register_pickle_by_value
+            from cloudpickle import register_pickle_by_value
 
             if main is not None:
                 register_pickle_by_value(main)
@@ -251,6 +255,21 @@ class SentFunction(Struct, frozen=True):
                 why += "; its sandbox has the modules of this program, except those in the home directory itself: move "
                 why += "such a module into a folder"
             raise GeneralFailure(f"function {self.declaration.name!r} cannot be read in its service: {why}") from error
+
+
+def _pickle_with_files(function: object) -> bytes:
+    """Pickle a function by value, with the names of its files, which cloudpickle replaces, for tracebacks."""
+    from cloudpickle import Pickler
+
+    def reduce_code(code: CodeType) -> tuple[object, ...]:
+        make, arguments = Pickler.dispatch_table[CodeType](code)
+        return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
+
+    class WithFiles(Pickler):  # type: ignore[misc]
+        dispatch_table: ClassVar[Any] = ChainMap({CodeType: reduce_code}, Pickler.dispatch_table)
+
+    WithFiles(written := io.BytesIO()).dump(function)
+    return written.getvalue()
 
 
 def encode_functions(functions: object) -> bytes:
@@ -369,7 +388,7 @@ class FunctionModel(LocalModel):
 
 def _client_error(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
     """Return the client's error for an exception. The error names the traceback's last line in the function's file."""
-    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
+    file = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
     at = ([place for place in lines if place[0] == file] or lines)[-1:]
     where = "".join(f" ({path}, line {line})" for path, line in at)

@@ -100,7 +100,7 @@ def test_log_has_the_traceback_of_an_exception(tmp_path: Path) -> None:
     with nnburst.launch(functions=[f], log=log, log_level="info") as service, service.session("<lambda>") as session:
         with pytest.raises(GeneralFailure):
             session.run(None, ONE)
-    assert ", in <lambda>\n" in log.read_text()
+    assert f'File "{__file__}", line {f.__code__.co_firstlineno}, in <lambda>\n' in log.read_text()
 
 
 def test_function_of_a_library_is_declared_by_the_program_alone(monkeypatch: pytest.MonkeyPatch) -> None:
