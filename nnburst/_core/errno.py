@@ -60,13 +60,18 @@ _MEANINGS: dict[int, str] = {
     errno.ETIMEDOUT: "the deadline has passed",
 }
 
-this_process = SimpleNamespace(name="this process", refusals="")
-"""`name` is the name of this process in errors that peers read. `refusals` is the hint that `refusal` returns."""
+this_process = SimpleNamespace(name="this process", refusals="", refused=PermissionError)
+"""`name` is the name of this process in errors that peers read. `refusals` is the hint that `refusal` returns for
+exceptions of the types `refused`, and for those that they cause."""
 
 
 def refusal(error: BaseException) -> str:
     """Return a hint if this process's sandbox may have caused an exception, else an empty string."""
-    return f": {this_process.refusals}" if this_process.refusals and isinstance(error, PermissionError) else ""
+    chain = [error]
+    for _ in range(8):  # a limit, because `raise error from error` makes a circle
+        chain.append(chain[-1].__cause__ or chain[-1].__context__ or error)
+    is_refused = this_process.refusals and any(isinstance(each, this_process.refused) for each in chain)
+    return f": {this_process.refusals}" if is_refused else ""
 
 
 def meaning(number: int) -> str:

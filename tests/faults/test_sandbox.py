@@ -150,6 +150,8 @@ def test_function_gets_what_it_says_and_no_more(tmp_path: Path, deed: str) -> No
 def test_function_gets_epoll_with_the_network_and_asyncio_does_without(tmp_path: Path) -> None:
     assert outcome(function(tmp_path, "asyncio.run(asyncio.sleep(0))")) == "[1.0]"
     assert "PermissionError" in outcome(function(tmp_path, "select.epoll()"))
+    for body in ("socket.getaddrinfo('a.invalid', 1)", "import urllib.request as u; u.urlopen('http://127.0.0.1:1')"):
+        assert "@declare(needs=Needs(" in outcome(function(tmp_path, body))
     body = "select.epoll().close(); asyncio.run(asyncio.sleep(0))"
     assert outcome(function(tmp_path, body, ", needs=Needs(network=True)")) == "[1.0]"
 

@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import selectors
+import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -106,6 +107,7 @@ def close_door(
         )
     if landlock or calls >= 0:
         this_process.refusals = _HINT
+        this_process.refused = PermissionError if needs.network else (PermissionError, socket.gaierror)
     return box
 
 
