@@ -154,7 +154,7 @@ def test_function_that_fails_or_breaks_its_word_says_how(
             return float(execution.outputs["y"][0])
 
         for _ in range(2):
-            with pytest.raises(GeneralFailure, match=f"GENERAL_FAILURE.*{reason}"):
+            with pytest.raises(GeneralFailure, match=f"^the execution failed: .*{reason}"):
                 run(how)
             assert run(4) == 7
 

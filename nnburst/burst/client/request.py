@@ -34,7 +34,7 @@ _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
 """Maximum number of polling windows of a run. A run polls for one window per step, but for no more than this number."""
-_REMEDY = "Give more time (timeout=) or look at what the service is doing"
+_REMEDY = "Give more time (timeout=); nnburst top shows if the service is busy, session.service.kill() ends a hang"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
         "the service refused the request (INVALID_ARGUMENT): an argument contradicts the model, or a memory it uses "
@@ -65,11 +65,11 @@ def check_result(result: ExecutionResult, limit: float | None) -> None:
     status, shapes, _ = result
     if status is ErrorStatus.NONE:
         return
-    refusal = "the execution failed with {name}; launch(log_level='info') logs why"
-    message = _REFUSALS.get(status, refusal).format(name=status.name, in_time=in_time(limit))
+    refusal = "the execution failed; launch(log_level='info') logs why"
+    message = _REFUSALS.get(status, refusal).format(in_time=in_time(limit))
     reason = reason_of(result)
     if reason and status is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        message = f"the execution failed with {status.name}: {reason}"
+        message = f"the execution failed: {reason}"
     raise error_for(status, message, shapes)
 
 
