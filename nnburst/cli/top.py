@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from ..watch.stats import ServiceStats
 
 _UNLIMITED = 100_000
+_HEADINGS = ("runs/s", "busy", "queue p50", "p99", "run p50", "p99", "max", "sleeps", "hits", "failed")
+_BRIEF = (0, 1, 4, 5, 9)
+"""Indexes of the headings on a narrow terminal."""
 
 
 @click.command()
 @click.argument("services", nargs=-1, metavar="[NAME|PID]...")
 @click.option("--once", is_flag=True, help="Print once, with totals since the start of each service.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list at each update, one per line.")
-@click.option(
-    "--interval", type=Seconds(0.1, 3600), default=1.0, show_default=True,
-    help="Seconds between updates.",
-)  # fmt: skip
+@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, show_default=True, help="Seconds between updates.")
 @click.option("--every-user", is_flag=True, help="Show services of all users; only for root.")
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
     """Show running services, including child services, with their models, bursts, resources and limits.
 
     The command only reads numbers in the shared memory of services. Without arguments, it shows all services of
-    this user. Only root may name services of other users.
+    this user. Only root may name services of other users. A narrow terminal gets fewer columns.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)
@@ -46,28 +46,30 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
             f"{', '.join(services)}: no service; `nnburst ls` lists shared ones. A program that runs models in its "
             "own process (in_process) has no statistics page: Session.stats and .latency() say what it does"
         )
-    if once:
-        if as_json:
-            click.echo(json.dumps(looks))
-        else:
-            from rich.console import Console
+    from rich.console import Console
 
-            console = Console()
-            if not console.is_terminal:  # files and pipes get the full width
-                console.width = _UNLIMITED
-            console.print(_table(looks))
+    console = Console()
+    if not console.is_terminal:  # files and pipes get the full width
+        console.width = _UNLIMITED
+
+    def show() -> None:
+        click.echo(json.dumps(looks)) if as_json else console.print(_table(looks, console.width))
+
+    if once:
+        show()
         return
     with contextlib.suppress(KeyboardInterrupt):
-        if as_json:
-            while True:
-                time.sleep(interval)
-                click.echo(json.dumps(watched.look()))
-        from rich.live import Live
+        if console.is_terminal and not as_json:
+            from rich.live import Live
 
-        with Live(_table(looks), auto_refresh=False, screen=False) as live:
-            while True:
-                time.sleep(interval)
-                live.update(_table(watched.look()), refresh=True)
+            with Live(_table(looks, console.width), console=console, auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(_table(watched.look(), console.width), refresh=True)
+        while True:
+            time.sleep(interval)
+            looks = watched.look()
+            show()
 
 
 class _Watched:
@@ -129,30 +131,29 @@ class _Watched:
         return {**dict.fromkeys(ACCOUNT, 0), **limits, **taken}
 
 
-def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
+def _table(reports: Sequence[dict[str, Any]], width: int) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     if not reports:
         return Text("no services to watch; programs start them with nnburst.Session(...), people with: nnburst serve")
-    table = Table(
-        "service", "client", "model", box=None, pad_edge=False, header_style="bold",
-    )  # fmt: skip
-    for heading in ("runs/s", "busy", "queue p50", "p99", "run p50", "p99", "max", "sleeps", "hits", "failed"):
-        table.add_column(heading, justify="right")
+    table = Table("service", "client", "model", box=None, pad_edge=False, header_style="bold")
+    shown = _BRIEF if width < 120 else range(len(_HEADINGS))
+    for i in shown:
+        table.add_column(_HEADINGS[i], justify="right", no_wrap=True)
     for service in reports:
         who = f"{service['name'] or 'child'} ({service['pid']})"
-        table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service), style="bold")
+        table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service, shown), style="bold")
         for model in service["models"]:
-            label = Text(model["label"])  # no markup: another process wrote it
+            label = Text(model["label"], overflow="fold")  # no markup: another process wrote it
             for burst in model["bursts"]:
-                table.add_row("", _client(burst), label, *_cells(burst))
+                table.add_row("", _client(burst), label, *_cells(burst, shown))
             if not model["bursts"]:
-                table.add_row("", _client(model), label, *_cells(model), style="dim")
+                table.add_row("", _client(model), label, *_cells(model, shown), style="dim")
     accounts = Table("account of", "client", box=None, pad_edge=False, header_style="bold")
     for heading in ("memory", "processors", "threads", "descriptors", "log lines"):
-        accounts.add_column(heading, justify="right")
+        accounts.add_column(heading, justify="right", no_wrap=True)
     for service in reports:
         who = f"{service['name'] or 'child'} ({service['pid']})"
         accounts.add_row(Text(who), "", *_account(service["process"]), style="bold")
@@ -180,17 +181,18 @@ def _count(models: int) -> str:
     return "1 model" if models == 1 else f"{models} models"
 
 
-def _cells(part: dict[str, Any]) -> list[str]:
+def _cells(part: dict[str, Any], shown: Sequence[int]) -> list[str]:
     counters, queue, run = part["counters"], part["queue_wait"], part["execution"]
     requests = counters["plan_hits"] + counters["plan_misses"]
-    return [
+    cells = (
         f"{part['executions_per_s']:,.0f}",
         f"{part['busy']:.0%}",
         *map(_time, (queue["p50_us"], queue["p99_us"], run["p50_us"], run["p99_us"], run["max_us"])),
         f"{counters['sleeps']:,}",
         _share(counters["plan_hits"], requests),
         f"{counters['failures'] + counters['malformed']:,}",
-    ]
+    )
+    return [cells[i] for i in shown]
 
 
 def _share(hits: int, requests: int) -> str:

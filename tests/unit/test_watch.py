@@ -119,6 +119,8 @@ def test_look_into_a_pipe_is_not_cut_to_a_terminal_s_width(service: nnburst.Serv
     with service.session(b.build()) as session:
         session.run(None, {"a_long_name_of_an_input": np.zeros((1, 4), np.float32)})
         result = CliRunner().invoke(main, ["top", "--once", str(service.pid)])
+        narrow = CliRunner(env={"FORCE_COLOR": "1", "TERM": "dumb"}).invoke(main, ["top", "--once", str(service.pid)])
+    assert narrow.stdout.split("\n")[0].split()[2:] == ["model", "runs/s", "busy", "run", "p50", "p99", "failed"]
     head, total, burst = (line.split() for line in result.stdout.splitlines()[:3])
     assert head[-3:] == ["sleeps", "hits", "failed"]
     assert total[:2] == ["child", f"({service.pid})"]
