@@ -141,8 +141,9 @@ def start_child(
             try:
                 connection = ServiceConnection(ours, child=child, timeout=limit, broker=broker)
             except DeadObject as error:
-                how = str(error).partition(": ")[2] or error
-                raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_last_words(errors)}") from error
+                how, words = str(error).partition(": ")[2] or error, _last_words(errors)
+                why = words if words and error.exit_status == 1 else f": {how}{words}"
+                raise DeviceUnavailable(f"no service for {', '.join(names)}{why}") from error
             except MissedDeadline as error:
                 raise MissedDeadline(
                     f"the service process did not start within {limit:.3g} s{_last_words(errors)}"
