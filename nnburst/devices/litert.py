@@ -82,7 +82,7 @@ class LitertDevice(LocalDevice):
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         if source != "tflite" or len(pools) != 1:
-            raise GeneralFailure(f"{self.name} imports one 'tflite' file, not {source!r} of {len(pools)} files")
+            raise GeneralFailure(f"{self.name} reads one 'tflite' file, not {len(pools)} {source!r}; leave out device=")
         network = _Network(read_constant(pools[0], np.uint8, (pools[0].size,), 0).tobytes(), *self._options)
         declared = network.__nnburst__
         return ImportedModel(
@@ -168,7 +168,8 @@ class _Network:
                     return tuple(results[name] for name in self._outputs)
                 return self._run_tensors(arrays)
             except (ValueError, RuntimeError) as error:
-                raise GeneralFailure(f"LiteRT: {error}") from None
+                given = {name: array.shape for name, array in zip(self._inputs, arrays, strict=True)}
+                raise GeneralFailure(f"LiteRT cannot run inputs of the shapes {given}: {error}") from None
 
     def _run_tensors(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         interpreter, indexes = self._interpreter, [each["index"] for each in self._inputs.values()]

@@ -175,9 +175,9 @@ def test_operation_that_is_not_lowered_is_not_supported(device: Device) -> None:
 
 @pytest.mark.parametrize("source", ["", "onnx2", "name:x"])
 def test_other_formats_are_not_imported(device: Device, source: str) -> None:
-    with pool_of(b"x") as pool, pytest.raises(GeneralFailure, match="imports one 'onnx' file"):
+    with pool_of(b"x") as pool, pytest.raises(GeneralFailure, match="reads one 'onnx' file"):
         device.import_model(source, [pool])
-    with pytest.raises(GeneralFailure, match="imports one 'onnx' file"):
+    with pytest.raises(GeneralFailure, match="reads one 'onnx' file"):
         device.import_model("onnx", [])
 
 

@@ -111,7 +111,7 @@ class OnnxRuntimeDevice(LocalDevice):
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         if source != "onnx" or len(pools) != 1:
-            raise GeneralFailure(f"{self.name} imports one 'onnx' file, not {source!r} of {len(pools)} files")
+            raise GeneralFailure(f"{self.name} reads one 'onnx' file, not {len(pools)} {source!r}; leave out device=")
         imported = import_graph(_read_file(pools[0], 0, pools[0].size))
         give_memory_back(pools[0].size)
         return imported
