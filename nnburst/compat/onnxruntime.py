@@ -460,7 +460,7 @@ class InferenceSession:
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: object = None) -> None:
         """Keep the CPU provider. Warn of other providers."""
         if absent := {each if isinstance(each, str) else each[0] for each in providers or ()} - {_CPU}:
-            remedy = f'nnburst.Session(path, device="{_DEVICE}:providers=…") has others (docs/onnx.md#providers)'
+            remedy = f'nnburst.Session(path, device="{_DEVICE}:providers=cuda") has CUDA, and others by their names'
             warnings.warn(f"without {', '.join(sorted(absent))}: models run on the CPU here; {remedy}", stacklevel=3)
 
     def disable_fallback(self) -> None:
