@@ -132,12 +132,7 @@ class OperationType(enum.IntEnum):
     OEM_OPERATION = 10000
 
 
-_FIRST_CODE_OF_VERSION = (
-    (95, HalVersion.V1_3),
-    (38, HalVersion.V1_2),
-    (29, HalVersion.V1_1),
-    (0, HalVersion.V1_0),
-)
+_FIRST_CODE_OF_VERSION = ((95, HalVersion.V1_3), (38, HalVersion.V1_2), (29, HalVersion.V1_1), (0, HalVersion.V1_0))
 
 
 def operation_since(operation: OperationType) -> HalVersion:

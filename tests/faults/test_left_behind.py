@@ -200,9 +200,7 @@ from nnburst.devices.function import Needs, Tensor, declare
 
 here = pathlib.Path(__file__).parent
 
-@declare(
-    inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))], needs=Needs(write=[str(here)])
-)
+@declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))], needs=Needs(write=[str(here)]))
 def until_told(x):
     (here / "begun").touch()
     while not (here / "told").exists():

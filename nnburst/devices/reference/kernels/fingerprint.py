@@ -104,8 +104,4 @@ def fingerprint64(data: bytes) -> int:
     x, y, z = block(last, x, y, z, factor, 9)
     v, w = _weak(data, last, v[1] * factor, x + w[0]), _weak(data, last + 32, z + w[1], y + _u64(data, last + 16))
     z, x = x, z
-    return _of_two(
-        _of_two(v[0], w[0], factor) + _mix(y) * _K0 + z,
-        _of_two(v[1], w[1], factor) + x,
-        factor,
-    )
+    return _of_two(_of_two(v[0], w[0], factor) + _mix(y) * _K0 + z, _of_two(v[1], w[1], factor) + x, factor)
