@@ -31,13 +31,14 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from .._core.fds import FdSet
 from ..burst.kernel import Kernel
 from ..errors import (
     DeviceUnavailable,
@@ -258,15 +259,21 @@ class SentFunction(Struct, frozen=True):
 
 
 def _pickle_with_files(function: object) -> bytes:
-    """Pickle a function by value, with the names of its files, which cloudpickle replaces, for tracebacks."""
+    """Pickle a function by value, without descriptors.
+
+    The pickle has the names of the function's files, which cloudpickle replaces, for tracebacks.
+    """
     from cloudpickle import Pickler
 
     def reduce_code(code: CodeType) -> tuple[object, ...]:
         make, arguments = Pickler.dispatch_table[CodeType](code)
         return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
 
+    def refuse(fds: FdSet) -> NoReturn:
+        raise TypeError("it refers to a Memory; declare an input for the Memory, and give it to run()")
+
     class WithFiles(Pickler):  # type: ignore[misc]
-        dispatch_table: ClassVar[Any] = ChainMap({CodeType: reduce_code}, Pickler.dispatch_table)
+        dispatch_table: ClassVar[Any] = ChainMap({CodeType: reduce_code, FdSet: refuse}, Pickler.dispatch_table)
 
     WithFiles(written := io.BytesIO()).dump(function)
     return written.getvalue()

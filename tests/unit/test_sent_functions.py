@@ -141,10 +141,14 @@ def test_function_of_the_program_is_sent_by_a_process_that_it_has_spawned(monkey
         assert session.run(None, ONE) == [2]
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
-    lock = threading.Lock()
-    with pytest.raises(InvalidArgument, match=r"function '<lambda>' cannot be sent.*TypeError: cannot pickle"):
-        nnburst.Session(declared(lambda x: lock and x))
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(threading.Lock, "cannot pickle"), (lambda: nnburst.Memory.ashmem(8), "it refers to a Memory; declare")],
+)
+def test_what_cannot_be_pickled_is_named(make: Callable[[], object], why: str) -> None:
+    value = make()
+    with pytest.raises(InvalidArgument, match=rf"function '<lambda>' cannot be sent.*TypeError: {why}"):
+        nnburst.Session(declared(lambda x: value and x))
 
 
 def test_pickle_that_no_message_can_carry_is_refused_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
