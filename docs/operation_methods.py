@@ -29,8 +29,8 @@ DEFAULTS: dict[str, Any] = {
 HEAD = '''"""Methods of `ModelBuilder`, one for each row of the operation table: `b.mean(x, [1, 2])`.
 
 `make tables` (docs/operation_methods.py) generates this module. A method's arguments are the inputs in the operation's
-row, by name. A tensor is an operand, an array, a list or a number. A number for a scalar input gets the row's type.
-None omits an input that can be omitted.
+row, by name. A tensor is an operand, an array, a list or a number. The row determines the type of a number for a scalar
+input. None omits an input that can be omitted.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _READ, _WRITE = 1, 2
 def validate_request(model: Model, request: Request, allow_unspecified_output: bool = True) -> None:
     """Check a request against its model before the run.
 
-    Python's integers are unbounded, so sizes and offsets cannot overflow. A pool of size 0 (an image, or a device's
-    buffer) is used as a whole, with offset and length 0.
+    Python's integers are unbounded, so sizes and offsets cannot overflow. A strided image and a driver-managed
+    buffer are used as a whole: the argument's offset and length are 0.
 
     Args:
         allow_unspecified_output: False if the request must give all output dimensions, as for a fenced execution.
@@ -79,7 +79,7 @@ def _check_steps(model: Model, request: Request, steps: Steps) -> None:
 
 @dataclass
 class _Case:
-    """An argument during its check. `_dimensions` sets `dims` to the combined dimensions of model and request."""
+    """One argument during its check. `_dimensions` merges the model's and the request's dimensions into `dims`."""
 
     place: str
     written: bool
@@ -89,7 +89,7 @@ class _Case:
     pools: tuple[Any, ...]
     steps: Steps | None
     is_state: bool
-    """True if each step passes the argument to the next step."""
+    """True if `Steps.state` names the argument."""
     closed: bool
     """True if all dimensions must be known before the run."""
     dims: tuple[int, ...] = ()
@@ -233,7 +233,7 @@ _Region = tuple[Hashable, int, int, str, bool]
 
 
 def _region(pool: Any, location: DataLocation, place: str, written: bool) -> _Region:
-    """Return a region of the file behind a pool, since several pools can share a file."""
+    """Return the bytes at a location of a pool, counted from the start of the file. Several pools can share a file."""
     identity: Any = getattr(pool, "identity", None)
     if identity is None:
         return id(pool), location.offset, location.offset + location.length, place, written

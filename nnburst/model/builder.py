@@ -55,7 +55,7 @@ INLINE_LIMIT = 128
 """Largest size in bytes of a constant inside the model. Larger constants are in a shared pool."""
 
 _MOST_LOOKED_AT = 4096
-"""Largest size in bytes of a constant in a caller's memory that shape inference reads."""
+"""Limit in bytes: shape inference does not read larger constants in a caller's memory."""
 
 _ALIGNMENT = 64
 _NOWHERE = DataLocation()
@@ -93,7 +93,7 @@ class Quantisation(TypedDict, total=False):
 
 
 class PoolOptions(TypedDict, total=False):
-    """Options of a pool. The default stride is the window's size."""
+    """Options of a pooling operation. The default stride is the window's size."""
 
     stride: Pair | None
     padding: Padding
@@ -104,7 +104,8 @@ class PoolOptions(TypedDict, total=False):
 class ModelBuilder(OperationMethods):
     """A builder of models, from arrays or operand indexes.
 
-    Methods return operands, which are arguments of later calls and have operators. Arrays become constants.
+    Methods return operands. An operand is an argument of later calls, and supports operators such as ``+``. Arrays
+    become constants.
 
     Each operation has a method; docs/operations.md lists all methods and arguments. `add_operand`, `add_operation` and
     some other methods work with operand indexes, as in the NDK, and also accept an `Operand` as an index. `operand`
@@ -278,7 +279,7 @@ class ModelBuilder(OperationMethods):
         return kind, self.add_operand(kind, dimensions, scale=scale, zero_point=zero_point, extra_params=extra)
 
     def scalar(self, value: bool | int | float, type: OperandType | None = None) -> Operand:
-        """Add a scalar constant. Return its operand, which equal scalars share.
+        """Add a scalar constant and return its operand. Equal scalars of one type share an operand.
 
         Args:
             value: A bool, int or float.
@@ -387,7 +388,7 @@ class ModelBuilder(OperationMethods):
 
         Args:
             condition: TENSOR_BOOL8 of one element.
-            then: Model that runs if `condition` is true. Its inputs are `values`, its outputs the results.
+            then: Model that runs if `condition` is true. Its inputs are `values`; its outputs are the results.
             otherwise: Model that runs if `condition` is false, with the same inputs and outputs.
             values: Inputs of the model that runs.
         """
@@ -513,7 +514,7 @@ class ModelBuilder(OperationMethods):
         """Add a FULLY_CONNECTED and return its result.
 
         Args:
-            x: Rank 2 to 4, reshaped to [rows, inputs].
+            x: Tensor of rank 2 to 4, which the operation reshapes to [rows, inputs].
             weights: [units, inputs].
             bias: [units]; None for zeros. If x is quantised, this method quantises a bias of floats.
             activation: None, "relu", "relu1" or "relu6".
@@ -527,7 +528,7 @@ class ModelBuilder(OperationMethods):
         """Add a SOFTMAX and return its result.
 
         Args:
-            x: Rank 1 to 4.
+            x: Tensor of rank 1 to 4.
             beta: Factor of `x` before the softmax.
             axis: Axis along which the sum of the results is 1; None for the last.
         """
@@ -564,7 +565,7 @@ class ModelBuilder(OperationMethods):
 
         Args:
             type: An `OperandType`.
-            dimensions: Sizes; 0 for a size, or ``()`` for a rank, that each request gives.
+            dimensions: Sizes; 0 for an unknown size, ``()`` for a scalar or an unknown rank.
             scale: Scale of a quantised type: real value = (stored value - zero point) x scale.
             zero_point: See `scale`.
             extra_params: Channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL.
@@ -675,7 +676,7 @@ class ModelBuilder(OperationMethods):
         return np.ascontiguousarray(array)
 
     def add_operation(self, type: int, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
-        """Add an operation, in any order.
+        """Add an operation. Operations can be added in any order.
 
         Args:
             type: An `OperationType`.
@@ -721,8 +722,10 @@ class ModelBuilder(OperationMethods):
     def finish(self) -> Model:
         """Sort the operations, store the constants, validate the model and return it.
 
+        The builder cannot be used afterwards, even if the model is invalid.
+
         Raises:
-            InvalidArgument: The operations form a cycle, or a rule is violated. The builder becomes unusable.
+            InvalidArgument: The operations form a cycle, or a rule is violated.
         """
         self._require_open()
         self._finished = True
@@ -766,7 +769,7 @@ class ModelBuilder(OperationMethods):
         return ordered
 
     def _place_constants(self) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
-        """Return the operands with constants in place, the bytes of small constants, and the pools of large ones."""
+        """Store the constants. Return operands with their locations, the bytes of small constants, and all pools."""
         operands, inline, large_end = list(self._operands), bytearray(), 0
         large: list[tuple[int, Array]] = []
         for index, value in sorted(self._arrays.items()):
@@ -836,7 +839,7 @@ class ModelBuilder(OperationMethods):
         return self.operation(operation, *self._arguments(operation, values), outputs=outputs)
 
     def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
-        """Return operands or arrays for a method's arguments, without trailing options that have their default."""
+        """Convert a method's arguments to operands or arrays. Trailing options with default values are left out."""
         row = OPERATIONS[operation]
         first = row.forms[0]
         form = max((form for form in row.forms if form[: len(first)] == first), key=len)
@@ -910,7 +913,7 @@ class ModelBuilder(OperationMethods):
         return Operand(self, index)
 
     def _bias(self, x: Operand, filter: Operand, bias: Value | None, channel_dim: int) -> Operand:
-        """Return a bias with the type and scale for x and the filter."""
+        """Return a bias as an operand. A bias of numbers gets the type and scale that x and the filter require."""
         if isinstance(bias, Operand):
             return bias
         x_info, weights = OPERANDS[x.type], self.describe(filter.index)
@@ -987,7 +990,7 @@ class ModelBuilder(OperationMethods):
 
 
 def _padding_numbers(padding: Padding) -> list[int]:
-    """Return the inputs of an operation for a padding: the scheme, or left, right, top and bottom."""
+    """Return the scalar inputs that describe a padding: the scheme, or left, right, top and bottom."""
     problem = InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
     if isinstance(padding, str):
         if padding not in _SCHEMES:
@@ -1105,7 +1108,7 @@ def activation_code(name: ActivationName | None) -> int:
 def _link(
     models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...], prefix: Callable[[str], int]
 ) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
-    """Return the subgraphs of `models`, renumbered for one model, and this model's constants and pools."""
+    """Combine `models`. Return their renumbered subgraphs, and `inline` and `pools` with their constants added."""
     subgraphs: list[Subgraph] = []
     for model in models:
         inline += bytes(-len(inline) % 4)

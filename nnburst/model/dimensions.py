@@ -45,7 +45,7 @@ def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
         b: Dimensions, like `a`.
 
     Returns:
-        The dimensions, with each size that `a` or `b` has. Commutative.
+        The dimensions, with each size that is known in `a` or `b`. The order of `a` and `b` does not matter.
 
     Raises:
         InvalidArgument: The ranks or two known sizes differ, or a rank is too high.

@@ -25,8 +25,8 @@ class ExtensionOperandType(Struct, frozen=True):
         is_tensor: True if operands have dimensions.
         byte_size: Bytes per element; 0 for opaque values.
         dtype: NumPy type of an element (``"<i8"``); empty for opaque values.
-        bits_of: Name in ``ml_dtypes`` of an element type that NumPy lacks (``"bfloat16"``). Then `dtype` is an integer
-            type for the bits.
+        bits_of: Name in ``ml_dtypes``, such as ``"bfloat16"``, if NumPy lacks the element type. `dtype` is then an
+            integer type for the bits.
     """
 
     type: int
@@ -77,10 +77,10 @@ class ImportedModel(Struct, frozen=True):
 
     Attributes:
         model: The model, without pools unless the importer attached them.
-        files: Name of the file for each pool. An empty name is the imported file; other files are in its directory.
+        files: Name of each pool's file, which is in the imported file's directory. An empty name is the imported file.
         input_shapes: Shape of each input, with symbolic dimensions.
         output_shapes: Shape of each output.
-        optional_inputs: Number of inputs at the end of the list that a request can omit, because they have defaults.
+        optional_inputs: Number of inputs with defaults. They are the last inputs, and a request can omit them.
         metadata: Metadata of the file; None if missing or too long.
     """
 
@@ -93,7 +93,7 @@ class ImportedModel(Struct, frozen=True):
 
 
 def extension_code(prefix: int, number: int) -> int:
-    """Return the code of an extension's operand type or operation, from the model's prefix for the extension."""
+    """Combine a model's prefix for an extension, and the number of an operand type or operation, into a code."""
     return prefix << 16 | number
 
 

@@ -18,7 +18,7 @@ _SIZE_LIMIT = 2**32 - 1
 
 
 class HalVersion(enum.IntEnum):
-    """A version of NNAPI's device interface (HAL), for which a model is made."""
+    """A version of NNAPI's device interface (HAL). A model is made for one version."""
 
     V1_0 = 10
     V1_1 = 11
@@ -27,7 +27,7 @@ class HalVersion(enum.IntEnum):
 
 
 class OperandType(enum.IntEnum):
-    """The type of an operand, with the number that messages carry."""
+    """The type of an operand. The number is part of the wire format."""
 
     FLOAT32 = 0
     INT32 = 1

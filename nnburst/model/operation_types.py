@@ -18,14 +18,14 @@ class FusedActivation(enum.IntEnum):
 
 
 class PaddingScheme(enum.IntEnum):
-    """Implicit padding: for SAME, the output's size is ceil(size / stride); VALID adds no padding."""
+    """Implicit padding. SAME pads an image so that the output's size is ceil(size / stride). VALID adds no padding."""
 
     SAME = 1
     VALID = 2
 
 
 class OperationType(enum.IntEnum):
-    """The code of an operation, with the number that messages carry."""
+    """The code of an operation. The number is part of the wire format."""
 
     ADD = 0
     AVERAGE_POOL_2D = 1

@@ -1,6 +1,6 @@
-"""Types of the operation table's rows, and views of operations with access to inputs by name.
+"""Types of the operation table's rows, and views that give access to an operation's inputs by name.
 
-Validation, the builder and devices use the same views, although different dimensions and values are known to each.
+Validation, the builder and devices use these views. Each of them knows different dimensions and values.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Signature(Struct, frozen=True):
 
     Attributes:
         forms: Every accepted list of inputs, one for each choice of optional inputs.
-        types: Operand types that T stands for, each with its first HAL version.
+        types: Data types of the operation (``T`` in a list), each with its first HAL version.
         outputs: Every accepted list of outputs, one for each choice of optional outputs.
         infer: Function that infers the outputs; raises `InvalidArgument` if the inputs do not fit together.
-        ranks: Smallest and largest rank of an input, by name. Unknown ranks are not checked.
+        ranks: (smallest rank, largest rank), by the name of the input. Unknown ranks are not checked.
         output_quantisation: Quantisation of the first output: the name of an input with equal quantisation, a mapping
             {type: (scale, zero point)}, or None for any.
-        check: Further rules on the operands of a model, or None.
+        check: Function that checks further rules on the operands, or None.
         zero_sized: True if inputs can have a size of 0 in a run.
         measured: True if output sizes depend on input values, so that only a run finds them.
     """
@@ -69,7 +69,7 @@ class Signature(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """The input list that an operation's inputs fit: the positions in ``operation.inputs``, by name."""
+    """The input list that fits an operation. `positions` are indexes into ``operation.inputs``, by name."""
 
     data_type: OperandType
     positions: Mapping[str, tuple[int, ...]]
@@ -112,7 +112,7 @@ class OperationView:
         return self.operation.inputs[self.match.positions[name][which]]
 
     def count(self, name: str) -> int:
-        """Return the number of inputs with a name; 0 if an option is missing."""
+        """Return the number of inputs called `name`; 0 if the operation lacks this option."""
         return len(self.match.positions.get(name, ()))
 
     def operand(self, name: str, which: int = 0) -> OperandDesc:
@@ -122,7 +122,7 @@ class OperationView:
         return self._operands[self.operation.outputs[which]]
 
     def given(self, name: str) -> bool:
-        """Return True if an input is present and not omitted."""
+        """Return True if the operation has the input, and the input has a value."""
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class OperationView:
         return value
 
     def integer(self, name: str, default: int = 0, *, least: int | None = None) -> int:
-        """Return an integer or boolean input, or the default. Raises `InvalidArgument` for a number below `least`."""
+        """Return an integer or boolean input; `default` if missing. Raises `InvalidArgument` for less than `least`."""
         number = int(self.value(name).reshape(-1)[0]) if self.count(name) else default
         if least is not None and number < least:
             raise InvalidArgument(f"{name} is {number}; it must be at least {least}")

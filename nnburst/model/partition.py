@@ -129,7 +129,7 @@ def regions(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[tup
 
     Args:
         sizes: Bytes of each value.
-        lives: First and last part that needs each value, ordered by first part.
+        lives: For each value, the first and the last part that needs the value. Sorted by first part.
 
     Returns:
         The offsets, which are multiples of 64, and the size of the pool in bytes.

@@ -12,7 +12,7 @@ from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 NEVER = 3.4028234663852886e38
 """Cost of an operand type that a device's capabilities lack: the largest float32."""
 _ELEMENT = 16
-"""Number of multiplications in a matrix product that take as long as one in an elementwise operation."""
+"""Work of one multiplication in an elementwise operation; a multiplication in a matrix product is 1."""
 _PRODUCTS = {kind for kind, row in OPERATIONS.items() if {"filter", "bias"} <= {param.name for param in row.forms[0]}}
 _CELLS = recurrent.ROWS.keys()
 """Recurrent operations, which multiply a row by all matrices in each step."""
@@ -26,13 +26,13 @@ def operation_cost(
     capabilities: Capabilities,
     branches: dict[int, float] | None = None,
 ) -> float:
-    """Return the cost of an operation: the work times the cost of its first operand's type, plus a fixed cost.
+    """Return the cost of an operation: its work, times the cost of the first input's type, plus a fixed cost.
 
-    An IF costs a fixed cost plus the mean of its branches, a WHILE a fixed cost plus one run of condition and body.
+    An IF costs a fixed cost plus the mean of its branches. A WHILE costs a fixed cost plus one run of condition and
+    body.
 
     Args:
-        branches: Known costs of referenced subgraphs, by number, to which this function adds the costs that it
-            computes.
+        branches: Known costs of referenced subgraphs, by number. This function adds the costs that it computes.
     """
     known_branches = {} if branches is None else branches
 

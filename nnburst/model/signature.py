@@ -16,7 +16,7 @@ Notations:
 * ``T+``: one or more inputs
 * ``T*``: any number of inputs
 * ``@1.2``: first HAL version of an option or type
-* ``I32?``: an input that can be omitted (in the list, but without a value)
+* ``I32?``: an input that can be omitted: its operand is in the list, but has no value
 * ``x/2-4:T``: an input of rank 2 to 4
 * ``out:T=x``: an output with the quantisation of x
 """
@@ -60,7 +60,7 @@ _FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
     "delta": {_T.TENSOR_QUANT16_ASYMM: _QUANT8},
     "cast": dict.fromkeys((*_CASTS,), _CASTS),
 }
-"""By kind and T: operand types of the kind. A kind without an entry for T is T itself."""
+"""Operand types that a kind accepts, by kind and T. A kind without an entry for T accepts only T itself."""
 
 
 def _accepts(param: Param, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
@@ -170,13 +170,13 @@ def match_signature(
     *,
     with_outputs: bool = True,
 ) -> Match:
-    """Return the input list that an operation's inputs fit. Also check number and types of the outputs.
+    """Return the input list that an operation's inputs fit. Also check the number and types of the outputs.
 
     Args:
         with_outputs: False if the outputs do not exist yet.
 
     Raises:
-        InvalidArgument: No input list fits, or the outputs do not. The message is about the list that fits best.
+        InvalidArgument: No input list fits, or the outputs do not fit. The message is about the list that fits best.
     """
     types = [operands[index].type for index in operation.inputs]
     problems: list[tuple[int, str]] = [(-1, f"{len(types)} inputs, but it takes {_counts(row)}")]

@@ -79,7 +79,7 @@ class DeviceType(enum.IntEnum):
 
 
 class MeasureTiming(enum.IntEnum):
-    """The choice to measure the duration of an execution, or not."""
+    """YES to measure the duration of an execution, else NO."""
 
     NO = 0
     YES = 1
@@ -108,7 +108,7 @@ _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
 class OperandDesc(Struct, frozen=True):
-    """A value of a subgraph.
+    """The description of a value in a subgraph.
 
     ``type`` is an `OperandType` value, or an extension type above 0xFFFF. In ``dimensions``, 0 is an unknown size;
     ``()`` is a scalar or an unknown rank. ``extra_params`` is a `SymmPerChannelQuantParams` for
@@ -181,7 +181,7 @@ class Model(Struct, frozen=True):
 
 
 class RequestArgument(Struct, frozen=True):
-    """The memory of an input or output in a request. Empty ``dimensions`` are those of the model."""
+    """The memory of an input or output in a request. If ``dimensions`` is empty, the model's dimensions apply."""
 
     has_no_value: bool = False
     location: DataLocation = DataLocation()
@@ -224,8 +224,8 @@ class Steps(Struct, frozen=True):
     Attributes:
         count: Number of steps.
         state: Pairs of positions (output, input). Each step reads the output of the step before as this input. Both
-            arguments are in driver-managed buffers, and no other argument is. The first step reads the input's buffer.
-            After all steps have succeeded, the output's buffer contains the last step's result.
+            arguments are in driver-managed buffers; all other arguments are in memory. The first step reads the
+            input's buffer. After all steps have succeeded, the output's buffer contains the last step's result.
     """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
@@ -233,7 +233,7 @@ class Steps(Struct, frozen=True):
 
 
 Named = BufferId | Steps
-"""An entry among a request's pools, or in a slot of a burst, that is not memory."""
+"""An entry that is not memory. Such entries can be among a request's pools, and in the slots of a burst."""
 
 
 class Request(Struct, frozen=True):
@@ -270,8 +270,8 @@ class Capabilities(Struct, frozen=True):
     """A device's declared speed. ``operand_performance`` is sorted by operand type.
 
     Attributes:
-        operation_time: Fixed time of each operation beyond the baseline's. The unit is the baseline's time for one
-            multiplication and addition.
+        operation_time: Fixed time of each operation, added to the time for its multiplications and additions. The unit
+            is the baseline's time for one multiplication and addition.
     """
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()

@@ -43,7 +43,7 @@ def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
     """Check a model. Each device checks a model before all other work on it.
 
     Args:
-        version: HAL version of the model, in which newer features are an error (REQ-MODEL-044).
+        version: HAL version of the model. A feature of a later version is an error (REQ-MODEL-044).
 
     Raises:
         InvalidArgument: A rule is violated. The message names the rule and the operand or operation.

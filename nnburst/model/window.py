@@ -78,7 +78,7 @@ def _axis(view: OperationView, size: int, filter_size: int, stride_name: str, si
 def _transposed_axis(
     view: OperationView, size: int, filter_size: int, stride_name: str, sides: tuple[str, str], given: int | None
 ) -> Axis:
-    """Return an axis of a transposed convolution with an image of `size` elements."""
+    """Return one axis of a transposed convolution. The image has `size` elements along the axis."""
     stride = view.integer(stride_name, least=1)
     if filter_size < 1:
         raise InvalidArgument(f"the filter is {filter_size} wide; it must be at least 1")
@@ -100,7 +100,7 @@ def _transposed_axis(
 
 
 def transposed_axes(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return a transposed convolution's geometry. If `tail` is negative, the last -`tail` elements get no products."""
+    """Return the geometry of a transposed convolution. If `tail` is -n, the last n result elements get no products."""
     batch, height, width, channels, nchw = image_dims(view)
     given: tuple[int | None, int | None] = (None, None)
     if view.count("out_shape"):
@@ -118,7 +118,7 @@ def transposed_axes(view: OperationView, filter_height: int, filter_width: int) 
 
 
 def window_geometry(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return the geometry of a convolution or pool."""
+    """Return the geometry of a convolution or pooling operation."""
     batch, height, width, channels, nchw = image_dims(view)
     return WindowGeometry(
         batch,
@@ -153,7 +153,7 @@ def _resize_positions(view: OperationView, size: int, out: int, *, centred: bool
 
 
 def nearest_places(view: OperationView, size: int, out: int) -> Array:
-    """Return the source of each result element: rounded for aligned corners, else rounded down."""
+    """Return the index of each result element's source: rounded if corners are aligned, else rounded down."""
     place = _resize_positions(view, size, out, centred=False)
     half = np.float32(0.5 if view.integer("align_corners", 0) else 0)
     return np.minimum(np.floor(place + half).astype(np.int64), size - 1)

@@ -49,12 +49,12 @@ def _infer_image(view: OperationView) -> Outputs:
 
 
 def _infer_quantize(view: OperationView) -> Outputs:
-    """Infer the shape of QUANTIZE. The output operand determines type and quantisation."""
+    """Infer the output of QUANTIZE: the shape of x. The output operand determines type and quantisation."""
     return (OutputSpec(OperandType.TENSOR_QUANT8_ASYMM, view.dims("x")),)
 
 
 def _infer_dequantize(view: OperationView) -> Outputs:
-    """Infer the output of DEQUANTIZE, of either float type."""
+    """Infer the output of DEQUANTIZE. Its type is float32 here, but the output operand can also be float16."""
     return (OutputSpec(OperandType.TENSOR_FLOAT32, view.dims("x")),)
 
 

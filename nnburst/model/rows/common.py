@@ -16,7 +16,7 @@ FLOAT_QUANT8_INT = "F32 F16@1.2 Q8 Q8S@1.3 I32@1.3"
 LATE_FLOAT = "F32 F16"
 LATE_FLOAT_QUANT8 = "F32 F16 Q8 Q8S@1.3"
 LATE_FLOAT_INT_QUANT8 = "F32 F16 I32 Q8 Q8S@1.3"
-"""Data types of many operations that came with HAL 1.2."""
+"""Data types of many operations that are new in HAL 1.2."""
 
 I32 = OperandType.TENSOR_INT32
 UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 256, 0), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 256, -128)}
@@ -25,7 +25,7 @@ SIGNED_UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 128, 128), OperandType.TENS
 
 
 def like_data(view: OperationView, *shapes: tuple[int, ...]) -> Outputs:
-    """Return outputs of type T and these shapes, with the row's quantisation."""
+    """Return an output of type T for each shape, with the quantisation that the row requires."""
     return tuple(OutputSpec(view.data_type, dims, *view.output_quantisation()) for dims in shapes)
 
 

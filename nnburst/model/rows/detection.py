@@ -56,7 +56,7 @@ def _infer_transform(view: OperationView) -> Outputs:
 
 
 def _infer_nms(view: OperationView) -> Outputs:
-    """Infer shapes, without the number of remaining boxes, which only a run finds."""
+    """Infer the output shapes of BOX_WITH_NMS_LIMIT. The number of boxes is 0 (unknown): only a run finds it."""
     scores, boxes = view.dims("scores"), view.dims("boxes")
     require_equal("the number of columns of boxes", boxes[1], 4 * scores[1], view.partial)
     require_equal("the number of boxes", boxes[0], scores[0], view.partial)

@@ -13,7 +13,7 @@ _GATES = ("in", "forget", "cell", "out")
 
 
 def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates: tuple[str, ...] = _GATES) -> str:
-    """Return text for a list with one input per gate. Inputs of the `omittable` gates (``*``: all) can be omitted."""
+    """Return an input list with one input per gate. The inputs of `omittable` gates (``*``: all) can be omitted."""
     return " ".join(
         f"{prefix}_{gate}{suffix}:{kind}{'?' if omittable == '*' or gate in omittable.split() else ''}"
         for gate in gates
@@ -21,12 +21,12 @@ def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates:
 
 
 def _matrices(prefix: str, suffix: str) -> str:
-    """Return the text of the gates' weights. The output gate's weights are required, and determine the cell's sizes."""
+    """Return an input list of the gates' weights. The output gate's weights determine the cell's sizes."""
     return f"{_gates(prefix, 'T', 'in', suffix, _GATES[:3])} {prefix}_out{suffix}/2:T"
 
 
 def _lstm(suffix: str = "") -> str:
-    """Return the text of LSTM's inputs 1 to 17: weights, recurrent weights, peepholes, biases, projection."""
+    """Return an input list of LSTM's inputs 1 to 17: weights, recurrent weights, peepholes, biases, projection."""
     return (
         f"{_matrices('w', suffix)} {_matrices('r', suffix)} {_gates('p', 'T', '*', suffix, ('in', 'forget', 'out'))} "
         f"{_gates('b', 'T', 'in', suffix)} proj{suffix}:T? proj_bias{suffix}:T?"
@@ -79,7 +79,10 @@ def _infer_sequence_lstm(view: OperationView) -> Outputs:
 
 
 def _both_ways(view: OperationView, forward: int, backward: int, states: list[tuple[int, int]]) -> Outputs:
-    """Return the outputs of a bidirectional operation: one merged or two sequences, then all last states or none."""
+    """Return the outputs of a bidirectional operation: one merged sequence or two sequences, then the last states.
+
+    The states are optional.
+    """
     merged = bool(view.integer("merge"))
     shapes = [_sequence(view, forward + backward)] if merged else [_sequence(view, n) for n in (forward, backward)]
     count = len(view.operation.outputs)
@@ -129,7 +132,7 @@ _Q16S, _Q8, _Q8S = (
 
 
 def _infer_quantized_16bit_lstm(view: OperationView) -> Outputs:
-    """Infer the outputs: the cell state, with 11 binary digits after the point, and the output in -1 … 1."""
+    """Infer the outputs: the cell state, whose scale is 2**-11, and the output in -1 … 1."""
     shape = view.dims("prev_out")
     return OutputSpec(_Q16S, shape, 2.0**-11, 0), OutputSpec(_Q8, shape, 1 / 128, 128)
 

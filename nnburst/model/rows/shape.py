@@ -21,7 +21,7 @@ from .common import (
 
 
 def _infer_concatenation(view: OperationView) -> Outputs:
-    """Infer the output of CONCATENATION, after checking that the other dimensions are equal."""
+    """Infer the output of CONCATENATION, after checking that the dimensions along all other axes are equal."""
     shapes = [view.dims("x", which) for which in range(view.count("x"))]
     first = shapes[0]
     axis = view.axis("axis", len(first))

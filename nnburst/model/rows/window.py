@@ -1,4 +1,4 @@
-"""Rows of convolutions, pools and FULLY_CONNECTED."""
+"""Rows of convolutions, pooling operations and FULLY_CONNECTED."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _infer_transpose_conv(view: OperationView) -> Outputs:
 
 
 def _infer_pool(view: OperationView) -> Outputs:
-    """Infer the output of a pool, after checking that every window touches the image."""
+    """Infer the output of a pooling operation, after checking that every window touches the image."""
     check_activation(view)
     geometry = window_geometry(view, view.integer("filter_h", least=1), view.integer("filter_w", least=1))
     for axis in (geometry.height, geometry.width):
