@@ -35,7 +35,8 @@ class Replica:
     """The session of an actor or of a deployment's replica.
 
     Args:
-        model: Path of a model file on each node, or the file's bytes; with `service`, the name of one of its models.
+        model: Path of a model file on each node, or the file's bytes. If `service` is given, the name of a
+            model of that service.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None to
             give each session its own service.
         retry: True to repeat a request once if its service died, for models without side effects.
@@ -78,8 +79,8 @@ class Replica:
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
         """Run the inputs of several callers as one batch. Return the outputs or the error of each caller.
 
-        If the batch fails, each input runs alone. But if the deadline is missed, or the service dies and `retry` is
-        False, all callers get the error.
+        If the batch fails, each input runs alone. After a missed deadline, no input runs again, and each caller gets
+        the error. The same happens if the service died and `retry` is False.
         """
         try:
             return [*self.run_many(inputs, batch)]

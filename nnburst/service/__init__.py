@@ -1,4 +1,4 @@
-"""Services, which run devices in other processes, and their clients.
+"""Services and the clients of services. A service runs devices in another process.
 
 `nnburst.launch` and `nnburst.connect` open services.
 """

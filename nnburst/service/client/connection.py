@@ -61,7 +61,9 @@ def _end_all() -> None:
 
 
 class _Apart:
-    """The connection for models that the client brings. The first use opens it, and a use after its end opens another.
+    """The connection for models that the client brings.
+
+    The first use opens the connection. If it has ended, the next use opens another.
 
     Args:
         first: The connection that lists the devices.
@@ -105,17 +107,17 @@ class ServiceConnection(OneProcess, Closing):
 
     Args:
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves. This object closes it.
-        child: The service's process, if this process has to start it.
+        child: The service's process, if this object is to start it; None if the service runs already.
         timeout: Seconds that the service may take to answer the first message.
-        broker: Handler of the service's calls, if the service is a worker and this process its broker.
-        own: True for models of this process, in a service that runs each client's models in separate processes.
+        broker: Handler of the calls of a worker, if this process is the worker's broker.
+        own: True to run this process's own models. A shared service runs them in a separate process.
         dial_own: Function that opens another connection to the service, with `own`.
 
     Raises:
         DeadObject: The other side closed the socket or died.
         MissedDeadline: The service did not answer in time.
         GeneralFailure: The service speaks another protocol version.
-        Exception: The process could not be started.
+        Exception: The service's process could not be started.
     """
 
     devices: tuple[Device, ...]
@@ -125,7 +127,7 @@ class ServiceConnection(OneProcess, Closing):
     sandbox: Sandbox | None
     """The service's sandbox; None if the service reports none."""
     faults: socket.socket | None
-    """Socket for orders to the service's fault points, if any."""
+    """Socket for orders to the service's fault points; None if the service has no fault points."""
 
     def __init__(
         self,
@@ -210,7 +212,10 @@ class ServiceConnection(OneProcess, Closing):
         return device_of(self.devices, name)
 
     def list_models(self, timeout: float | None = None) -> dict[str, str]:
-        """Return {name: SHA-256 of the files, or ""} of the models that any client may open."""
+        """Return the SHA-256 of the files of each model that any client may open, by name.
+
+        The SHA-256 is empty for a model without files.
+        """
         reply: calls.ListModelsReply
         reply, _ = self.connection.call(calls.ListModels(), timeout=timeout)
         return dict(zip(reply.names, reply.digests, strict=False))
@@ -233,7 +238,7 @@ class ServiceConnection(OneProcess, Closing):
         Args:
             name: Name, not empty. Open sessions keep the previous model of this name.
             device: A device of this connection.
-            imported: The model as the device read it, with its files as pools.
+            imported: The model as the device read it. The pools are the model's files.
             digest: SHA-256 of the files.
             batch: Maximum number of rows in a run that joins several requests.
             batch_wait: Seconds that a request waits for others to join, if its session's preference allows waiting.
@@ -272,7 +277,8 @@ def connect_to(
         trust_uid: Users whose services are trusted, besides this process's user and root.
 
     Raises:
-        DeviceUnavailable: No service runs there, the service does not serve this user, or its user is not trusted.
+        DeviceUnavailable: No service runs there, the service does not serve this user, or the service's user is not
+            trusted.
         InvalidArgument: The address is malformed.
         MissedDeadline: The service did not answer in time.
     """
@@ -305,7 +311,7 @@ def order(
 
     Args:
         address, trust_uid: See `connect_to`.
-        message: The order. Connections that the order ends are closed after the answer.
+        message: The order. The service answers `EndClients` before it closes the connections.
         timeout: Seconds until the answer; None for no limit.
 
     Raises:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _GRACE = 0.025
 """Seconds that this side waits for an answer after the device's deadline."""
 _SHORT = 10.0
-"""Time limit of a call with hardly any work, in seconds."""
+"""Time limit in seconds of a call that the service answers without computing."""
 
 
 class Place(NamedTuple):
@@ -277,7 +277,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> RemoteBurstContext:
-        """Open a burst on this model. The service polls 10 ms at most.
+        """Open a burst on this model. The service limits `polling_window` to 10 ms.
 
         Raises:
             NNBurstError: The service answered with this error.
@@ -341,7 +341,7 @@ class RemoteBurstContext(_Remote, BurstContext):
         return str(reply.reason)
 
     def free_memory(self, slot: int) -> None:
-        """Release the memory behind a slot in the service.
+        """Let the service release the memory behind a slot.
 
         Raises:
             DeadObject: The service died.

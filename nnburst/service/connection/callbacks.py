@@ -35,7 +35,7 @@ class CallbackRegistry:
         return number
 
     def on_ending(self, message: calls.EndNotice, fds: FdBundle) -> calls.Done:
-        """Store the reason why the service or one burst ends, which later calls or runs report."""
+        """Store the reason why the service or one burst ends. Errors of later calls or runs contain the reason."""
         if not message.callback:
             if self._broker is not None:
                 self._broker.leaving()
@@ -45,7 +45,7 @@ class CallbackRegistry:
         return calls.Done()
 
     def on_get_memories(self, message: calls.GetMemories, fds: FdBundle) -> tuple[calls.GetMemoriesReply, FdBundle]:
-        """Ask a callback for memories, and return all of them or none."""
+        """Ask a callback for memories. If the callback fails, return its status without memories."""
         callback = self._callbacks.get(message.callback)
         if callback is None:
             return calls.GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()

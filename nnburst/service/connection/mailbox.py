@@ -4,7 +4,7 @@ Because signal handlers and finalisers may interrupt threads (`nnburst._core.lea
 connection. Posting is one append to a deque, which is atomic in the interpreter, and one write to an eventfd. No
 signal handler interrupts the owner, so its code needs no locks. The owner must not wait for an answer.
 
-After the owner's end, the posting thread does the job itself. The job then only reports the end.
+When the owner has ended, each thread that posts a job does the job itself. The job then only reports the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Mailbox:
             job()
 
     def end(self) -> None:
-        """Do the remaining jobs at the owner's end. The posting threads do later jobs."""
+        """Do the remaining jobs, because the owner ends. A thread that posts a job later does the job itself."""
         self._bell = None
         self._do_all()
 

@@ -17,7 +17,7 @@ from ..wire.packets import Kind, Outgoing, unread_bytes
 
 _log = logging.getLogger(__name__)
 _FIRST_LOOK = 0.001
-"""Seconds until the first check whether an answer was received; each later wait is twice as long."""
+"""Seconds until the first check whether an answer was received. Each later pause is twice the previous one."""
 _LAST_LOOK = 0.5
 _RETRY = 0.05
 """Seconds until the next try to send a message that the kernel has refused."""
@@ -27,8 +27,8 @@ class Outbox:
     """A queue of messages that the socket cannot take yet. Only the connection's owner uses it (see `mailbox`).
 
     The only method for other threads is `send_now`: worker threads send answers with it, because answers need no order.
-    The main thread never sends: if a signal handler raised, the process would not know whether a call was sent. A lock
-    keeps the socket open during `send_now`.
+    The main thread never sends: an exception from a signal handler could hide whether a call was sent. A lock keeps the
+    socket open during `send_now`.
 
     The kernel limits each user's descriptors in flight, but charges the memory behind them to no user. So the owner
     sends one answer with descriptors at a time, and charges it to the client until the client has received it. A
@@ -47,7 +47,7 @@ class Outbox:
         self._messages: deque[Outgoing] = deque()
         self._sent = 0
         self._unread: tuple[Outgoing, int, float] | None = None
-        """The last answer with descriptors, the bytes sent before it, and the time when it was sent."""
+        """(answer, number of bytes sent before it, time when it was sent) for the last answer with descriptors."""
         self.is_full = False
         self._full_since = self._refused_since = math.inf
         self._sending = threading.Lock()
@@ -117,7 +117,7 @@ class Outbox:
             self._sent += message.size
 
     def _may_retry(self, error: ResourceExhausted) -> bool:
-        """Return True if a later try may succeed, because other processes may free kernel memory."""
+        """Return True if a new try makes sense: other processes may have freed kernel memory by then."""
         now = time.monotonic()
         if self._refused_since == math.inf:
             self._refused_since = now
@@ -139,13 +139,16 @@ class Outbox:
 
     @property
     def gives_up_at(self) -> float:
-        """The time to disconnect a peer that does not read its answers; requests have their own deadlines."""
+        """The time to disconnect a peer that does not read answers.
+
+        Unread requests are no reason: they have their own deadlines.
+        """
         full_since = self._full_since if self.answers else math.inf
         return min(full_since, self._unread[2] if self._unread else math.inf) + self.send_timeout
 
     @property
     def next_look(self) -> float:
-        """The time to call `send` or check `gives_up_at` again, unless something happens earlier."""
+        """The time by which the owner calls `send` and checks `gives_up_at` again, even without an event."""
         now = time.monotonic()
         looks = now + max(_FIRST_LOOK, now - self._unread[2]) if self._unread else math.inf
         return min(looks, self.gives_up_at, math.inf if self._refused_since == math.inf else now + _RETRY)
@@ -171,7 +174,7 @@ class Outbox:
             self._messages.popleft().close()
 
     def close(self) -> None:
-        """Close the socket. Sockets in unread messages are closed with it."""
+        """Close the socket. If unread messages contain sockets, the kernel closes those, too."""
         if self._unread is not None:
             self._unread[0].close()
         with self._sending:

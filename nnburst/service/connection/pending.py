@@ -130,7 +130,7 @@ class PendingCalls:
         (self._attended if is_attended else self._unattended).append(pending)
 
     def admit(self) -> Iterator[PendingCall]:
-        """Number and yield the queued calls that may be sent now."""
+        """Yield the queued calls that may be sent now. Each gets its number first."""
         waiting: list[PendingCall] = []
         while self._attended and len(self._by_number) < MAX_PENDING:
             pending = self._attended.popleft()

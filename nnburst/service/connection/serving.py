@@ -24,11 +24,11 @@ from .pending import MAX_PENDING
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_FDS = 2048
 _END = -1
-"""The rank of the entry that ends a thread, below all jobs."""
+"""Rank of the queue entry that ends a thread. All jobs have a higher rank."""
 
 
 class Workers:
-    """Daemon threads that run jobs, at most `limit`, started as needed. Only the connection's owner uses this object.
+    """Up to `limit` daemon threads that run jobs. They start as needed. Only the connection's owner uses this object.
 
     The waiting job of the highest rank runs next; jobs of equal rank run in order. A job that never returns does not
     keep the process alive.
@@ -227,7 +227,7 @@ class Serving:
         return Kind.ERROR, calls.encode(calls.error_reply(failure)), FdBundle()
 
     def _answer(self, number: int, kind: Kind, body: bytes, fds: FdBundle) -> None:
-        """Send the answer of a call, if one is wanted. Block until a charged answer is received or dropped."""
+        """Send an answer, unless `number` is 0. Block until a charged answer is received or dropped."""
         if not number:
             fds.close()
             return

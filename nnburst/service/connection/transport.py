@@ -2,7 +2,7 @@
 
 Any thread may call. One thread owns the connection (see `mailbox`): it sends, receives and completes calls. Worker
 threads serve the peer's calls and send the answers, so that a long `prepare_model` delays no other call. At the
-connection's end, `_finish` fails pending calls, then calls each death listener, then `on_end`.
+connection's end, `_finish` ends each pending call with an error, then calls each death listener, then `on_end`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _log = logging.getLogger(__name__)
 SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its answers is disconnected."""
 TOLD = "the service ended: "
-"""Prefix of a reason that the other side has sent before it ended."""
+"""Prefix of the reason why a connection ended, if the service sent the reason."""
 WORKER_PATIENCE = 1.0
-"""Seconds that the end of a connection waits for busy handlers."""
+"""Seconds that a connection waits for busy handlers before it ends."""
 
 
 def _ending(status: int | None) -> Ending | None:
@@ -68,8 +68,8 @@ class Connection:
         side: Role of this end, client or service. The role decides the calls that this end serves.
         handler: See `Serving`.
         peer_pidfd: A pidfd of the peer's process, if known. The connection owns it.
-        child: The peer's process, if this end has to start it. The owner thread starts the process, because the kernel
-            ends a child together with the thread that started the child.
+        child: The peer's process, if this end is to start it; else None. The owner thread starts the process, because
+            the kernel ends a child together with the thread that started the child.
         workers: Maximum number of computing calls that are served at the same time. Other calls have an equal limit.
         send_timeout: Seconds after which a peer that does not read its answers is disconnected.
         on_end: Called once, after all death listeners.
@@ -99,11 +99,11 @@ class Connection:
         self._calls = PendingCalls()
         self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
-        """Completed when the peer is launched, or with the error of the launch."""
+        """Done once the peer is launched or its launch has failed; then the exception is the error."""
         self._closed = self._ended = self._abandoned = False
         """`_closed`: True after `close`. `_ended`: True after the end. `_abandoned`: True in a forked child."""
         self._leave_by = math.inf
-        """Time by which closing ends. A release that is not answered in time sets this time to now."""
+        """Time when closing stops waiting for the peer. A release that is not answered in time sets it to now."""
         self._farewell: PendingCall | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
         self._stop_reason = ""
@@ -114,7 +114,7 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Launch the peer, if this end has to, and start the owner thread. Call it only once.
+        """Start the owner thread, and wait until it has launched the child, if there is one. Call it only once.
 
         After an error, the caller closes the connection.
 
@@ -144,19 +144,21 @@ class Connection:
         self._mailbox.post(partial(self._note, reason))
 
     def hang_up(self, farewell: Message | None = None) -> None:
-        """Start to end the connection, without waiting, and refuse later calls.
+        """Refuse later calls, and let the owner thread end the connection. Does not wait for the end.
 
         Any thread, signal handler or finaliser may call it.
 
         Args:
-            farewell: A last call. The connection ends at its answer, or at the time limit of closing.
+            farewell: A last call. The connection ends when this call is answered, or at the time limit of closing.
         """
         if not self._abandoned:
             self._closed = True
             self._mailbox.post(partial(self._leave, farewell))
 
     def close(self, timeout: float | None = None, farewell: Message | None = None) -> bool:
-        """Call `hang_up` and wait for the threads. Idempotent. An interrupt ends the wait; the connection still ends.
+        """Call `hang_up` and wait for the threads. Idempotent.
+
+        If Ctrl-C interrupts the wait, the connection ends nevertheless.
 
         Returns:
             False if a handler or listener was still busy after `timeout` seconds (default 3).
@@ -228,7 +230,7 @@ class Connection:
         Args:
             message: The request.
             fds: Descriptors to send; the caller still owns them.
-            timeout: Seconds for the whole call; None for no limit but that of `Deadline.call`.
+            timeout: Seconds for the whole call; None for no limit. An enclosing `Deadline.call` can end the wait.
             on_late: Called in the owner thread with a reply that comes too late.
 
         Returns:
@@ -262,7 +264,7 @@ class Connection:
         return given_up
 
     def release(self, message: Message) -> None:
-        """Release an object of the other side, and wait for the answer at most for the time limit of closing.
+        """Release an object of the other side, and wait for the answer. The wait has the time limit of closing.
 
         Raises the same errors as `call`. After an error, the other side may release the object later.
         """
@@ -285,7 +287,7 @@ class Connection:
         """Make a call without waiting for its answer. Finalisers may call it, too, but without descriptors.
 
         Args:
-            message: The request, mostly a release.
+            message: The request.
             fds: See `call`.
             on_failure: Called in the owner thread with the error, if the call fails.
 
@@ -359,7 +361,7 @@ class Connection:
             self._check_time()
 
     def _milliseconds(self) -> int | None:
-        """Return the milliseconds until `_check_time` is due, or None."""
+        """Return the milliseconds until the owner must check its time limits; None if there are none."""
         moment = min(self._outbox.next_look, self._leave_by if self._farewell else math.inf)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
 
@@ -377,7 +379,7 @@ class Connection:
         _log.warning("%s is disconnected: %s", self._peer, reason)
 
     def _finish(self) -> None:
-        """End everything, once only. Runs in the owner, or in `close` if the owner never started."""
+        """End the connection. Idempotent. Called by the owner thread, or by `close` if no owner thread started."""
         if self._ended:
             return
         if self._child is not None and not self._closed and (how := _ending(self._child.exit_status())):
@@ -446,7 +448,7 @@ class Connection:
             pending.fail(error)
 
     def _withdraw(self, pending: PendingCall) -> None:
-        """Withdraw a call whose caller no longer waits. A request that was sent still counts until it is answered."""
+        """Withdraw a call whose caller no longer waits. If it was sent, it stays in flight until it is answered."""
         if not pending.is_sent:
             self._calls.remove(pending)
             if pending.outgoing is not None:
