@@ -1,4 +1,4 @@
-"""A blob cache, kept in a file between runs, for devices that cache without the runtime.
+"""A blob cache, kept in a file between runs, for devices that cache on their own.
 
 The file is written four seconds after the first change, by `flush`, by `terminate` and when the process ends. A
 failed save is retried.

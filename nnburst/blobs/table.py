@@ -117,7 +117,7 @@ class BlobCache:
         out[: len(data)] = data
 
     def unflatten(self, data: bytes | Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
-        """Replace all entries by the output of `flatten`, except entries that exceed the limits of this cache.
+        """Replace all entries by those in the output of `flatten`. Entries beyond this cache's limits are left out.
 
         Data from another build or device version leave the cache empty.
 

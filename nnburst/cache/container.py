@@ -35,7 +35,7 @@ VERSION = 2
 HEADER_SIZE = 224
 CODE_SIZE = 16
 _CHUNK = 256 << 10
-"""Bytes that are read and authenticated at once: few enough to stay in the processor's cache."""
+"""Number of bytes that are read and authenticated at once. They fit into the processor's cache."""
 DIRTY, COMPLETE = 0, 1
 
 _FORMAT = struct.Struct("<8sHHHHHHIQQ32s16s32s32s32s8s32s")

@@ -92,7 +92,7 @@ class DeviceCache:
         place: bytes = b"",
         encrypt: bool = False,
     ) -> SaveResult:
-        """Write an entry into files of the client. Never raises: see the result.
+        """Write an entry into files of the client. An error is not raised: the result contains the reason.
 
         The trust store records the digests before the first byte is written, so a file that another program changes
         during the save is rejected later (THR-10).
@@ -267,7 +267,11 @@ class DeviceCache:
                 raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
 
     def confirm(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make a published generation the only valid one of its entry. Return False if the generation is unknown."""
+        """Make a published generation the only valid one of its entry in its directory.
+
+        Returns:
+            False if the generation is unknown.
+        """
         return self._store.confirm(cache_key, self._device, generation)
 
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:

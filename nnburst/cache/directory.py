@@ -37,7 +37,7 @@ _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
 """Largest size of the file `declined` in bytes; a larger file is removed."""
 _DOWN_TO = 0.8
-"""Fraction of an exceeded limit that remains after eviction, so that the next saves need no eviction."""
+"""Fraction of an exceeded limit at which eviction stops, so that the next saves need no eviction."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -108,7 +108,7 @@ class EntryInfo(Struct, frozen=True):
 
 
 class Pruned(Struct, frozen=True):
-    """The result of a clean-up: number of removed entries, their bytes, and number of entries in use."""
+    """The result of a clean-up: number and bytes of removed entries, and number of entries that were in use."""
 
     entries: int
     nbytes: int
@@ -240,6 +240,9 @@ class Cache:
     def look_up(self, entry: str, counts: tuple[int, int]) -> Iterator[OpenedEntry]:
         """Open the generations of an entry, newest first; usually there is one. The caller closes each.
 
+        Args:
+            counts: See `stage`.
+
         Raises:
             CacheRejected: No generation exists or can be opened; see the reason.
         """
@@ -288,7 +291,7 @@ class Cache:
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
 
     def warn_of(self, reason: CacheReason, why: object = "") -> None:
-        """Warn once if the reason means that this directory is unusable."""
+        """Warn once of a reason that makes this directory unusable. The warning contains `why`, or else the reason."""
         if reason in _UNUSABLE:
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)
@@ -403,7 +406,7 @@ class Cache:
         return Pruned(len(there) - count, sum(info.nbytes for info in there) - total, busy)
 
     def sweep(self) -> None:
-        """Remove deleted entries, and files of saves that stopped more than an hour ago, from `staging`."""
+        """Clear `staging` of the files of deleted entries, and of saves that stopped more than an hour ago."""
         old = time.time() - 3600
         with suppress(CacheRejected), self.place("staging") as staging:
             for name in os.listdir(staging):
@@ -428,7 +431,7 @@ class Cache:
 
 
 def _describe(shard: int, name: str) -> EntryInfo:
-    """Describe the entry in a directory of a shard; the size is 0 for a directory that cannot be read."""
+    """Describe an entry by its directory in a shard. The size is 0 if the directory cannot be read."""
     entry, _, generation = name.partition(".")
     nbytes = used = 0
     with suppress(OSError, CacheRejected), open_in(shard, name) as place:

@@ -130,7 +130,7 @@ class FileLock:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Release the lock. Idempotent. In a forked child, the parent keeps the lock."""
+        """Release the lock. Idempotent. After a call in a forked child, the parent still has the lock."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return

@@ -86,8 +86,9 @@ def model_fingerprint(
     values that a device really compiled.
 
     Args:
-        constants: False to give models that differ only in weights the same fingerprint.
-        copies: Values to use in place of the memory or file of constants, by operand of the main subgraph.
+        constants: False to ignore the values of constants. Models that differ only in weights then have the same
+            fingerprint.
+        copies: Values of constants, by operand of the main subgraph. They replace the values in memory or a file.
 
     Raises:
         InvalidArgument: This process has no right to read a constant.

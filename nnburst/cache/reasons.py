@@ -83,7 +83,7 @@ class CacheRejected(NNBurstError, RuntimeError):
     """A cache entry was not accepted. The caller compiles instead.
 
     Attributes:
-        reason: The reason.
+        reason: The outcome, such as MISSING.
     """
 
     def __init__(self, reason: CacheReason, message: str = "", *, status: ErrorStatus | None = None) -> None:

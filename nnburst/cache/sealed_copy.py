@@ -25,7 +25,7 @@ _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 
 
 def check_fd(fd: int) -> os.stat_result:
-    """Check that a descriptor is a regular file, open for reading and writing (THR-16). Return its status."""
+    """Check that a descriptor is a regular file, open for reading and writing (THR-16). Return the file's status."""
     try:
         check_file_system(fd)  # Check first: other calls could wait forever for a file server.
         status, flags, seals = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), check(lib.nnb_seals(fd))
@@ -43,7 +43,7 @@ def check_fd(fd: int) -> os.stat_result:
 
 
 def place_of(fd: int) -> bytes:
-    """Return the identity of a client's cache directory, which comes from the file system.
+    """Identify a client's cache directory by the id of its file system and by its inode number.
 
     Raises:
         CacheRejected: The descriptor is no directory, or is on a file system that could block this process forever.
@@ -68,10 +68,10 @@ class _Copy(mmap.mmap):
 
 
 def claim(payload: memoryview) -> bool:
-    """Claim the right to release parts of a verified payload's memory.
+    """Claim the right to release parts of a verified payload's memory. Several loads of a file share the memory.
 
     Returns:
-        False if another load of the file, which shares the memory, has claimed the right already.
+        False if another load has already claimed the right.
     """
     copy = payload.obj
     assert isinstance(copy, _Copy)
@@ -125,10 +125,10 @@ class SealedCopies:
 
 
 def read_header(fd: int, most: int) -> Header:
-    """Return the header of a file, after a check of the length but without authentication.
+    """Check the size of a file and return its header. The header is not authenticated.
 
     Args:
-        most: Largest length in bytes.
+        most: Largest size of the file in bytes.
 
     Raises:
         CacheRejected: The file is not a complete cache file, or is too long.

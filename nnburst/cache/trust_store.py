@@ -1,11 +1,12 @@
 """The service's records of its clients' cache files: the valid generations (saves) of each entry.
 
 A cache file's authentication code proves that this service wrote the file. This store proves that the file is the
-newest: without the store, a client could put back an old file. Each entry of a device has a file, replaced by rename::
+newest: without the store, a client could put back an old file. Each entry of a device has a file::
 
     key   lock   trust/<device>/{epoch, lock, <entry>}
 
-The file contains the entry's valid generations and a code over them and the file's name. A damaged file is a miss.
+The file contains the entry's valid generations, and a code over them and the file's name. A change replaces the file
+by a rename. If the file is damaged, the entry is not restored.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _KEY_SIZE = 32
 
 
 class MasterKey:
-    """32 random bytes in the service's state directory, from which all other keys are derived."""
+    """32 random bytes in the service's state directory. All other keys are derived from them."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -157,7 +158,11 @@ class TrustStore:
                     os.unlink(name, dir_fd=place)
 
     def confirm(self, cache_key: bytes, device: str, generation: bytes) -> bool:
-        """Make a published generation the only valid one of its directory. Return False if it is unknown."""
+        """Make a published generation the only valid one of its entry in its directory.
+
+        Returns:
+            False if the generation is unknown.
+        """
         with self._open(device, writing=True) as (place, key):
             known = _read(place, key, entry_name(cache_key))
             found = [record for record in known if record.generation == generation]
@@ -228,7 +233,7 @@ def _read(place: int, key: bytes, name: str) -> list[EntryRecord]:
 
 
 def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: EntryRecord) -> None:
-    """Write the new generation, and known generations that it does not replace."""
+    """Write the new generation, and the known generations that the new one does not replace."""
     kept = [
         other
         for other in known

@@ -39,8 +39,8 @@ class MemoryMapping:
         fd: Descriptor of the object; not needed afterwards.
         offset: First byte; need not be page-aligned.
         prot: PROT_READ and/or PROT_WRITE.
-        guarded: True to let pages that a peer has truncated read as zeros, where an access would otherwise be a SIGBUS.
-            The caller checks `faults`.
+        guarded: True to survive a truncation of the object: lost pages read as zeros, and the caller checks `faults`.
+            Otherwise, an access to a lost page is a SIGBUS.
 
     Raises:
         GeneralFailure: The object cannot be mapped with these arguments.
@@ -105,7 +105,7 @@ class MemoryObject(Struct, frozen=True):
 
 
 def examine(fd: int) -> MemoryObject:
-    """Return facts about the object behind a descriptor, whose file system the caller has checked."""
+    """Return facts about the object behind a descriptor. The caller has checked the object's file system."""
     try:
         status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
         filesystem = check(lib.nnb_fd_filesystem(fd))
@@ -151,7 +151,7 @@ def read_into(fd: int, offset: int, target: Array) -> None:
 
 
 def write_from(fd: int, offset: int, source: Array) -> None:
-    """Write a dense array of bytes to a file. The caller has checked its length."""
+    """Write a dense array of bytes to a file. The caller has checked that the array fits."""
     if not source.nbytes:
         return
     view = source.data.cast("B")

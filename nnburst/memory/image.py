@@ -111,8 +111,8 @@ class ImageLayout(Struct, frozen=True):
     def shape(self) -> tuple[int, int, int, int]:
         """Dimensions of the NHWC tensor.
 
-        An image of several planes has one channel: the rows of Y, then the rows of the other planes, each of `width`
-        elements. If `width` is odd, colour rows are rounded up; the tensor then has one row with all elements.
+        The tensor of an image with several planes has one channel. Its rows have `width` elements each: those of Y,
+        then those of the other planes. If `width` is odd, the elements fill no such rows: the tensor has a single row.
         """
         form = format_of(self)
         if len(form.planes) == 1:
@@ -189,7 +189,7 @@ def check_layout(layout: ImageLayout) -> None:
 
 
 def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int = 0) -> ImageLayout:
-    """Return the layout of a new image, which the caller checks with `check_layout`.
+    """Return the layout of a new image. The caller checks the layout with `check_layout`.
 
     Args:
         name: A key of `FORMATS`.
@@ -261,7 +261,7 @@ def scatter(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> No
 
 
 def _pairs(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> list[tuple[Array, Array]]:
-    """Return pairs of equally shaped views, one of the image and one of the tensor."""
+    """Return pairs of views of the same shape: the first is of the image, the second of the tensor."""
     form = format_of(layout)
     if form.order:
         return [(planes[0][..., channel], tensor[..., where]) for where, channel in enumerate(form.order)]

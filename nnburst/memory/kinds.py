@@ -1,4 +1,4 @@
-"""The description of a memory pool in messages, and its checks."""
+"""The description of a memory pool that is sent to another process, and the checks of this description."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = ("ashmem", "mmap_fd", "posix_shm", "hardware_buffer_blob", "hardware_buf
 
 
 def check_handle(handle: MemoryHandle) -> MemoryHandle:
-    """Return a handle. Raises `InvalidArgument` if a field is invalid or contradicts another."""
+    """Check a handle and return it. Raises `InvalidArgument` if a field is invalid or contradicts another."""
     if not isinstance(handle, MemoryHandle):
         raise InvalidArgument(f"expected a MemoryHandle, got {handle!r}")
     kind = handle.kind
@@ -65,7 +65,7 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
 
 
 def check_size(size: int) -> int:
-    """Return a size as an integer. Raises `InvalidArgument` if it is not positive or too large."""
+    """Check a size in bytes and return it. Raises `InvalidArgument` if the size is not positive, or is too large."""
     length = whole(size, "size", " of bytes")
     if not 0 < length <= _MAX_SIZE:
         raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
@@ -73,7 +73,7 @@ def check_size(size: int) -> int:
 
 
 def check_prot(prot: int) -> int:
-    """Return rights. Raises `InvalidArgument` for bits other than PROT_READ and PROT_WRITE."""
+    """Check access rights and return them. Raises `InvalidArgument` for bits other than PROT_READ and PROT_WRITE."""
     if whole(prot, "prot") & ~(PROT_READ | PROT_WRITE):
         raise InvalidArgument(f"prot is {prot}; PROT_READ (1) and PROT_WRITE (2) are the rights there are")
     return prot

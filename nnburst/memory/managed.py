@@ -139,7 +139,7 @@ class ManagedBuffer:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """Lock the buffer in a ``with`` block: exclusively if `write`, else shared. The contents count as unchanged.
+        """Lock the buffer in a ``with`` block: exclusively if `write`, else shared. The `generation` stays the same.
 
         Raises the same errors as `Uses.enter`.
         """
@@ -193,7 +193,7 @@ class ManagedBuffer:
             self._accounted = nbytes
 
     def room(self, nbytes: int) -> Array:
-        """Return storage of at least `nbytes`, and lose old contents. Call it only while locked for writing."""
+        """Return storage of at least `nbytes`. Old contents are lost. The caller has locked the buffer for writing."""
         if self.storage.nbytes < nbytes:
             size = max(nbytes, 2 * self.storage.nbytes)  # A buffer that grows in each run should move rarely.
             try:
@@ -234,7 +234,7 @@ class ManagedBuffer:
 
     @contextmanager
     def _replacing(self, uses: Uses) -> Iterator[None]:
-        """Lock the buffers in a ``with`` block that writes contents. If it fails, these contents are undefined."""
+        """Lock the buffers in a ``with`` block that writes contents. If the block fails, the contents are undefined."""
         uses.enter()
         outcome = lib.NNB_LOST
         try:
@@ -448,7 +448,7 @@ class BufferSet:
     def forget(self) -> None:
         """Drop the views of the buffers' bytes, so that a closed buffer's bytes can be freed."""
         self.found_in_c = False
-        """True if `current` looks up the buffers' addresses in each run; see `Kernel`."""
+        """True if the kernel in `current` looks up the buffers' addresses in each run; see `Kernel`."""
         self.current: Any = None
         """The object that `keep` stored; None if there is none, or if a buffer has moved since."""
         self._made_for: Hashable = None
@@ -470,7 +470,7 @@ class BufferSet:
         return self._admit_with_care()
 
     def _admit_with_care(self) -> Any:
-        """Lock the buffers with all checks and waits."""
+        """Lock the buffers: wait for other users, and check contents and dimensions."""
         self._uses.enter()
         try:
             if not all(buffer.initialised for buffer in self._reading):
@@ -521,7 +521,7 @@ class BufferSet:
         self._uses.leave(lib.NNB_COMMITTED)
 
     def fail(self) -> None:
-        """Release the buffers after a failed execution. The contents of its outputs are then undefined."""
+        """Release the buffers after a failed execution. The contents of the output buffers are then undefined."""
         self._uses.leave(lib.NNB_LOST)
 
 

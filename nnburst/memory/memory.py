@@ -271,7 +271,10 @@ class Memory(Closing):
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, offset, span), equal for pools of the same bytes. A value once read outlives `close`."""
+        """(device, inode, offset, span), equal for pools of the same bytes.
+
+        After `close`, the value is available only if it was read before.
+        """
         if self._identity is None:
             status = system(
                 os.fstat, self._file if self._foreign else self.fds[0]
@@ -291,7 +294,7 @@ class Memory(Closing):
 
     @property
     def faults(self) -> int:
-        """Number of device accesses to pages that the object had lost. Results of such accesses are invalid."""
+        """Number of accesses by devices to pages that were truncated. Results of such accesses are invalid."""
         return 0 if self._guarded is None else self._guarded.faults
 
     # -- the maker's views -----------------------------------------------------------------------------------------
@@ -388,7 +391,7 @@ class Memory(Closing):
             raise GeneralFailure(f"{self.span} bytes at {self.offset} exceed the object of {found.size} bytes")
 
     def _check_writable(self) -> None:
-        """Check the pool as `_check_usable` does, and that its descriptor allows writing."""
+        """Check that a device can map or copy the pool, and that the pool's descriptor allows writing."""
         self._check_usable()
         found = self._examine()
         if not found.writable:
@@ -458,7 +461,7 @@ class Memory(Closing):
             write_from(self.fds[0], self.offset, raw)
 
     def _map_for(self, *, writable: bool) -> MemoryMapping:
-        """Return a device's mapping of the pool. It is writable only if a call so far has asked for `writable`.
+        """Return a mapping of the pool for a device. The mapping may be an existing one with more rights than needed.
 
         Raises:
             GeneralFailure: The pool must not be mapped (see `mappable`).

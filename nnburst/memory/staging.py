@@ -1,4 +1,4 @@
-"""A device's access to a request's memory, which is mapped with the least rights or copied."""
+"""A device's access to a request's memory. The memory is mapped with only the necessary rights, or copied."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class OpenRequest:
     """A request whose memory is open for one device; `open_request` returns it.
 
     Attributes:
-        request: The request with pools that a device may use directly. Pools that are no `Memory` are unchanged.
+        request: The request with each argument in a `Region`. Arguments in pools other than `Memory` are unchanged.
         is_direct: True if runs need no copies: all memory is mapped and accesses cannot fail.
     """
 
@@ -101,14 +101,14 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Copy unmapped inputs from the client. Raises `GeneralFailure` if an input can no longer be read."""
+        """Copy the inputs that are not mapped. Raises `GeneralFailure` if an input can no longer be read."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:
             memory._copy_out(offset, private)
 
     def after_run(self, succeeded: bool) -> None:
-        """Copy unmapped outputs to the client, and detect truncated mappings.
+        """Copy the outputs that are not mapped to the client's memory, and detect truncated mappings.
 
         Args:
             succeeded: True if there are outputs to copy.
@@ -132,7 +132,7 @@ class OpenRequest:
     def open_argument(
         self, memory: Memory, location: DataLocation, *, write: bool, rights: bool, room: int = 0
     ) -> Region:
-        """Open one argument. `rights` is True if the request writes anywhere in the pool."""
+        """Open one argument. `rights` is True if the request writes to this or another argument in the same pool."""
         offset, length, image = location.offset, location.length, memory.image
         if image is not None:
             length = image.tight_size
@@ -159,8 +159,12 @@ class OpenRequest:
 def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: None) -> OpenRequest:
     """Open the memory of a request that `validate_request` accepted.
 
-    Memory that cannot be truncated is mapped, read-only if the request only reads it. Other arguments get private
-    memory, which `OpenRequest.before_run` fills and `OpenRequest.after_run` copies back.
+    Memory that cannot be truncated is mapped. The mapping is read-only if the request writes nothing in the pool.
+    Other arguments get private memory: `OpenRequest.before_run` fills inputs, and `OpenRequest.after_run` copies
+    outputs back.
+
+    Args:
+        take: Function that is called with the size in bytes before private memory is allocated.
 
     Raises:
         GeneralFailure: A pool can be neither mapped nor copied, even if no argument uses it.
