@@ -229,12 +229,12 @@ WAYS = {
 CALLS_WITHOUT_PAUSE = (
     ("no pause, both ends poll", "poll", "apart"),
     ("no pause, both ends sleep", "block", "apart"),
-    ("… and share one core", "block", "one core"),
+    ("no pause, both ends sleep on one core", "block", "one core"),
 )
 PAUSES = (
     ("30 calls a second, idle machine", "0 programs, 33 ms"),
-    ("… one of two cores busy", "1 programs, 33 ms"),
-    ("… both cores busy", "2 programs, 33 ms"),
+    ("30 calls a second, one of two cores busy", "1 programs, 33 ms"),
+    ("30 calls a second, both cores busy", "2 programs, 33 ms"),
 )
 
 
