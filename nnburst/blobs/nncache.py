@@ -64,9 +64,9 @@ class NNCache:
             max_key: Maximum bytes of a key.
             max_value: Maximum bytes of a value.
             max_total: Maximum bytes of all keys and values together.
-            policy: Order of eviction, ``"random"`` or ``"lru"`` (least recently used first), and its amount:
-                ``"halve"`` evicts down to half of `max_total`, and drops a new entry that still does not fit;
-                ``"fit"`` evicts until the new entry fits; ``"fit_halve"`` does both.
+            policy: Order and amount of eviction. The order is ``"random"`` or ``"lru"`` (least recently used first).
+                The amount ``"halve"`` evicts down to half of `max_total`, and drops a new entry that still does not
+                fit; ``"fit"`` evicts until the new entry fits; ``"fit_halve"`` does both.
 
         Raises:
             InvalidArgument: The policy is unknown.

@@ -46,7 +46,7 @@ class DeviceCache:
 
     Args:
         store: The trusted generations; shared by all devices of a service.
-        epoch: 32 bytes that differ between device builds that cannot read each other's files.
+        epoch: 32 bytes for the device's build. Builds with the same bytes can read each other's files.
         model_files: Number of files with the executable part, 0 … 32.
         data_files: Number of files with constants, 0 … 32.
         most_bytes: Largest size of an entry, in bytes.

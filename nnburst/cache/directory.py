@@ -7,8 +7,8 @@
     staging/<random>/
 
 An entry is written in `staging` and becomes visible by one rename. `<hh>` are the first two digits of the entry: its
-shard. A shard has two locks. Writers take the `build` lock. Readers share the `pub` lock, which publishers and removers
-take as exclusive.
+shard. A shard has two locks. Writers take the `build` lock. Readers share the `pub` lock. Publishers and removers take
+the `pub` lock exclusively.
 The modification time of an entry's directory is the time of its last use.
 """
 
@@ -162,7 +162,7 @@ class StagedEntry:
         self._cache.hook("published")
 
     def finish(self, generation: bytes) -> None:
-        """Remove older generations and close, after the device has confirmed the published generation."""
+        """Remove older generations, and close. The device has confirmed the published generation."""
         self._cache.hook("confirmed")
         with suppress(CacheRejected), self._cache.place("objects", self.entry[:2]) as shard:
             for name in _generations(shard, self.entry):

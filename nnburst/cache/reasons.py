@@ -11,7 +11,7 @@ from ..errors import ErrorStatus, NNBurstError
 
 
 class CacheReason(enum.StrEnum):
-    """The outcome of loading or saving an entry. No outcome fails a compilation."""
+    """The outcome of loading or saving an entry. No outcome makes a compilation fail."""
 
     HIT = "HIT"
     SAVED = "SAVED"

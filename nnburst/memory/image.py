@@ -112,7 +112,7 @@ class ImageLayout(Struct, frozen=True):
         """Dimensions of the NHWC tensor.
 
         The tensor of an image with several planes has one channel. Its rows have `width` elements each: those of Y,
-        then those of the other planes. If `width` is odd, the elements fill no such rows: the tensor has a single row.
+        then those of the other planes. If `width` is odd, the tensor has a single row with all elements.
         """
         form = format_of(self)
         if len(form.planes) == 1:

@@ -83,7 +83,7 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
-        """Release the buffers. `outcome` of the writes is NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
+        """Release the buffers. `outcome` of all writes is NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 
@@ -106,7 +106,7 @@ class ManagedBuffer:
 
     Args:
         operand: Type, quantisation and extra parameters of the contents.
-        dimensions: Dimensions, combined from all roles and the descriptor; 0 where unknown.
+        dimensions: Dimensions, combined from the `BufferDesc` and all roles; 0 where unknown.
     """
 
     def __init__(self, operand: OperandDesc, dimensions: tuple[int, ...], roles: frozenset[RoleKey]) -> None:
@@ -180,7 +180,7 @@ class ManagedBuffer:
         self._contents.place, self._contents.room = ffi.cast("uint8_t *", storage.ctypes.data), storage.nbytes
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Set a function to call with the number of new bytes before the buffer grows.
+        """Set the function that the buffer calls with the number of new bytes before it grows.
 
         If the function raises an exception, the buffer does not grow.
         """

@@ -101,14 +101,14 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Copy the inputs that are not mapped. Raises `GeneralFailure` if an input can no longer be read."""
+        """Fill private inputs from the client's memory. Raises `GeneralFailure` if an input can no longer be read."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:
             memory._copy_out(offset, private)
 
     def after_run(self, succeeded: bool) -> None:
-        """Copy the outputs that are not mapped to the client's memory, and detect truncated mappings.
+        """Copy private outputs to the client's memory, and detect truncated mappings.
 
         Args:
             succeeded: True if there are outputs to copy.

@@ -19,8 +19,8 @@ _READ, _WRITE = 1, 2
 def validate_request(model: Model, request: Request, allow_unspecified_output: bool = True) -> None:
     """Check a request against its model before the run.
 
-    Python's integers are unbounded, so sizes and offsets cannot overflow. A strided image and a driver-managed
-    buffer are used as a whole: the argument's offset and length are 0.
+    Python's integers are unbounded, so sizes and offsets cannot overflow. An argument uses a strided image or a
+    driver-managed buffer as a whole: its offset and length must be 0.
 
     Args:
         allow_unspecified_output: False if the request must give all output dimensions, as for a fenced execution.
@@ -229,11 +229,11 @@ class _Case:
 
 
 _Region = tuple[Hashable, int, int, str, bool]
-"""The bytes of an argument: (memory, first byte, end, name for messages, True if written)."""
+"""The bytes of an argument: (memory, first byte, end, name for error messages, True if written)."""
 
 
 def _region(pool: Any, location: DataLocation, place: str, written: bool) -> _Region:
-    """Return the bytes at a location of a pool, counted from the start of the file. Several pools can share a file."""
+    """Return a location as a region of the file that is behind the pool. Several pools can share a file."""
     identity: Any = getattr(pool, "identity", None)
     if identity is None:
         return id(pool), location.offset, location.offset + location.length, place, written

@@ -108,8 +108,9 @@ class ModelBuilder(OperationMethods):
     become constants.
 
     Each operation has a method; docs/operations.md lists all methods and arguments. `add_operand`, `add_operation` and
-    some other methods work with operand indexes, as in the NDK, and also accept an `Operand` as an index. `operand`
-    returns the `Operand` of an index. After `build` or `finish`, even if it failed, every call raises `BadState`.
+    some other methods work with operand indexes, as in Android's NDK, and also accept an `Operand` as an index.
+    `operand` returns the `Operand` of an index. After a call of `build` or `finish`, even one that failed, every call
+    raises `BadState`.
 
     Args:
         relaxed: Permit float32 computations with the range or precision of float16.
@@ -568,7 +569,7 @@ class ModelBuilder(OperationMethods):
             dimensions: Sizes; 0 for an unknown size, ``()`` for a scalar or an unknown rank.
             scale: Scale of a quantised type: real value = (stored value - zero point) x scale.
             zero_point: See `scale`.
-            extra_params: Channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL.
+            extra_params: Channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL, or the bytes that an extension type needs.
 
         Raises:
             InvalidArgument: Type, dimensions and quantisation contradict each other.
@@ -631,7 +632,7 @@ class ModelBuilder(OperationMethods):
     def set_operand_value_from_memory(
         self, operand: int | Operand, memory: MemoryLike, offset: int, length: int
     ) -> None:
-        """Make an operand a constant whose value is in a memory. Copies nothing.
+        """Make an operand a constant whose value is in a memory. The value is not copied.
 
         Args:
             operand: Index of the operand.
@@ -1108,7 +1109,7 @@ def activation_code(name: ActivationName | None) -> int:
 def _link(
     models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...], prefix: Callable[[str], int]
 ) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
-    """Combine `models`. Return their renumbered subgraphs, and `inline` and `pools` with their constants added."""
+    """Combine `models`. Return renumbered subgraphs, and `inline` and `pools` with the models' constants added."""
     subgraphs: list[Subgraph] = []
     for model in models:
         inline += bytes(-len(inline) % 4)

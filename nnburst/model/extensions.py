@@ -11,7 +11,7 @@ from ..errors import InvalidArgument
 from .types import Model
 
 OpenShape = tuple[int | str | None, ...] | None
-"""Dimensions, each a size, a symbolic name, or None if unknown. None instead of the tuple for an unknown rank."""
+"""Dimensions, each a size, a symbolic name, or None if unknown. If the rank is unknown, None replaces the tuple."""
 
 _NUMBERS = "biuf"
 _LOW = 0xFFFF
@@ -61,7 +61,7 @@ class Extension(Struct, frozen=True):
 
 
 class ModelMetadata(Struct, frozen=True):
-    """The metadata of a model file, with ONNX Runtime's names."""
+    """The metadata of a model file. The attributes have the names that ONNX Runtime uses."""
 
     version: int
     custom_metadata_map: dict[str, str]
@@ -76,7 +76,7 @@ class ImportedModel(Struct, frozen=True):
     """A model that a device has imported from files.
 
     Attributes:
-        model: The model, without pools unless the importer attached them.
+        model: The model. It has pools only if the importer attached them.
         files: Name of each pool's file, which is in the imported file's directory. An empty name is the imported file.
         input_shapes: Shape of each input, with symbolic dimensions.
         output_shapes: Shape of each output.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
-    """Return the two methods, left and right, of an operator that calls the builder's method `name`."""
+    """Return an operator's methods for an operand on the left and on the right. They call the builder's `name`."""
 
     def left(self: Operand, other: Value) -> Operand:
         return getattr(self._builder, name)(self, other) if _is_value(other) else NotImplemented

@@ -53,7 +53,7 @@ class OperandInfo(Struct, frozen=True):
     """The properties of an operand type.
 
     Attributes:
-        short: Name in signatures.
+        short: Name in the texts that `signature` reads.
         since: First HAL version with the type.
         dtype: NumPy type of an element in memory; None if the service defines the contents. Booleans are ``uint8``, in
             which any byte but 0 is true.
@@ -122,7 +122,7 @@ def is_extension(code: int) -> bool:
 
 
 def type_name(code: int) -> str:
-    """Return the name of an operand type, known or not, for messages."""
+    """Return a name for an operand type in error messages. The type may be unknown."""
     info = OPERANDS.get(code)
     if info is not None:
         return info.type.name

@@ -153,7 +153,7 @@ def require_operation(code: object) -> int:
 
 
 def operation_name(code: int) -> str:
-    """Return the name of an operation, known or not, for messages."""
+    """Return a name for an operation in error messages. The operation may be unknown."""
     try:
         return OperationType(code).name
     except ValueError:

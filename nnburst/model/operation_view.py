@@ -51,7 +51,7 @@ class Signature(Struct, frozen=True):
         infer: Function that infers the outputs; raises `InvalidArgument` if the inputs do not fit together.
         ranks: (smallest rank, largest rank), by the name of the input. Unknown ranks are not checked.
         output_quantisation: Quantisation of the first output: the name of an input with equal quantisation, a mapping
-            {type: (scale, zero point)}, or None for any.
+            {type: (scale, zero point)}, or None if all are allowed.
         check: Function that checks further rules on the operands, or None.
         zero_sized: True if inputs can have a size of 0 in a run.
         measured: True if output sizes depend on input values, so that only a run finds them.
@@ -80,7 +80,7 @@ class OperationView:
     """An operation that gives access to its operands by name.
 
     Attributes:
-        match: The input list that the inputs fit.
+        match: The input list that fits the operation.
         partial: True if 0 in `dims` is an unknown size, False if it is a real size.
     """
 
@@ -160,14 +160,14 @@ class OperationView:
         return float(self.value(name).reshape(-1)[0]) if self.count(name) else default
 
     def axes(self, name: str, rank: int) -> tuple[int, ...]:
-        """Return the axes in a tensor input, counted from the front, in ascending order, without duplicates."""
+        """Return the axes that a tensor input contains: counted from the front, ascending, without duplicates."""
         axes = self.integers(name)
         if any(not -rank <= axis < rank for axis in axes):
             raise InvalidArgument(f"{name} {axes} are not all axes of rank {rank}")
         return tuple(sorted({axis % rank for axis in axes}))
 
     def axis(self, name: str, rank: int) -> int:
-        """Return an axis, counted from the front; the last axis by default."""
+        """Return the axis in a scalar input, counted from the front. Without the input, it is the last axis."""
         axis = self.integer(name, -1)
         if not -rank <= axis < rank:
             raise InvalidArgument(f"{name} {axis} is not an axis of rank {rank}")
@@ -179,7 +179,7 @@ class OperationView:
         return specs[:count] if count else specs
 
     def check_ranks(self) -> None:
-        """Check the known ranks of the inputs. To be called before `infer`."""
+        """Check the known ranks of the inputs. Call this before `infer`."""
         for name, (least, most) in self.row.ranks.items():
             for which in range(self.count(name)):
                 rank = len(self.operand(name, which).dimensions)
@@ -207,7 +207,7 @@ class OperationView:
             )
 
     def output_quantisation(self) -> tuple[float | None, int | None]:
-        """Return the required (scale, zero point) of the output; (None, None) for any."""
+        """Return the required (scale, zero point) of the output; (None, None) if all are allowed."""
         rule = self.row.output_quantisation
         if not self.info.is_quantised:
             return None, None

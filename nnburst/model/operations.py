@@ -1,6 +1,6 @@
 """Views of operations, made with the rows of the operation table.
 
-A row has all properties of an operation that do not depend on a device. To add an operation, add its code to
+A row contains the properties of an operation that are the same on all devices. To add an operation, add its code to
 `operation_types.py`, a row to a module of `rows/`, and a kernel to the reference device.
 """
 

@@ -18,7 +18,7 @@ _COMPUTED = (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT)
 
 
 class Part(Struct, frozen=True):
-    """A part of a model, which one device runs as a separate model.
+    """A part of a model. One device runs the part as a separate model.
 
     Attributes:
         device: The caller's number of the device.

@@ -60,7 +60,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def took_too_long(reason: str, max_run: float) -> str:
-    """Return the reason for a run that exceeded the service's time limit of `max_run` seconds."""
+    """Add the service's time limit of `max_run` seconds to the reason why a run failed."""
     return f"{reason}; this service ends a run after {max_run:g} s (nnburst serve --max-run, launch(max_run=...))"
 
 

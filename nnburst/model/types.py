@@ -33,7 +33,7 @@ class MemoryLike(Protocol):
 
 
 class Lifetime(enum.IntEnum):
-    """The place of an operand's value."""
+    """The origin of an operand's value, such as the model, a request or an operation."""
 
     TEMPORARY_VARIABLE = 0
     SUBGRAPH_INPUT = 1
@@ -197,8 +197,8 @@ class BufferDesc(Struct, frozen=True):
 class BufferRole(Struct, frozen=True):
     """A use of a driver-managed buffer as an input or output of a prepared model.
 
-    ``model_index`` is the model's position in the list of models that the allocation gets. ``io_index`` is the position
-    of the input or output. ``frequency``, in (0, 1], is a hint for the placement of the buffer.
+    ``model_index`` is the model's position in the list of models for which the buffer is allocated. ``io_index`` is the
+    position of the input or output. ``frequency``, in (0, 1], is a hint for the placement of the buffer.
     """
 
     model_index: int

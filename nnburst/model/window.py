@@ -144,7 +144,7 @@ def block_axes(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[int, .
 
 
 def _resize_positions(view: OperationView, size: int, out: int, *, centred: bool) -> Array:
-    """Return the position in the image of each element of the result, in float32."""
+    """Return, for each element of the result, the position in the image as float32."""
     align, half = bool(view.integer("align_corners", 0)), bool(view.integer("half_pixel", 0))
     step = np.float32(size - 1) / np.float32(out - 1) if align and out > 1 else np.float32(size) / np.float32(out)
     offset = np.float32(0.5 if half else 0)

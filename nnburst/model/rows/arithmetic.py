@@ -1,4 +1,4 @@
-"""Rows of SELECT and of functions of two tensors, element by element with broadcasting."""
+"""Rows of SELECT, and of elementwise functions of two tensors with broadcasting."""
 
 from __future__ import annotations
 

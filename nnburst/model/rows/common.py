@@ -16,7 +16,7 @@ FLOAT_QUANT8_INT = "F32 F16@1.2 Q8 Q8S@1.3 I32@1.3"
 LATE_FLOAT = "F32 F16"
 LATE_FLOAT_QUANT8 = "F32 F16 Q8 Q8S@1.3"
 LATE_FLOAT_INT_QUANT8 = "F32 F16 I32 Q8 Q8S@1.3"
-"""Data types of many operations that are new in HAL 1.2."""
+"""Data types of many operations. These operations are new in HAL 1.2."""
 
 I32 = OperandType.TENSOR_INT32
 UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 256, 0), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 256, -128)}
