@@ -74,7 +74,7 @@ class Fault:
     def wait(self, timeout: float = _PATIENCE) -> None:
         """Wait until the fault happens. A frozen process has then stopped.
 
-        If the fault has happened and neither `wait` nor `times` has counted this yet, return at once.
+        If the fault has already happened, return at once, unless an earlier `wait` or `times` has counted that fault.
 
         Args:
             timeout: Seconds to wait.
@@ -148,7 +148,7 @@ def inject(
 ) -> Fault:
     """Inject a fault into a service and return it. The fault affects every later call to the service.
 
-    Several active faults happen in the order of the calls of `inject`.
+    If several faults are due in one call, they happen in the order in which they were injected.
 
     Args:
         service: A service launched with ``faults=True``.
@@ -165,7 +165,7 @@ def inject(
 
     Raises:
         BadState: The service has no fault points, or has ended.
-        InvalidArgument: `service` is not a service, not exactly one fault is given, or a number is out of range.
+        InvalidArgument: `service` is not a service, no fault or more than one is given, or an argument is invalid.
 
     Example:
         >>> from nnburst.testing import inject

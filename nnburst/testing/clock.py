@@ -16,7 +16,8 @@ class FakeClock:
     """Clock for the time limits of runs, which a test can advance instead of waiting.
 
     The clock applies to ``timeout=`` of runs through bursts in this process. Waiting runs notice a change within a
-    tenth of a second. The real clock applies to all else, such as the start of a service, or tasks that await a run.
+    tenth of a second. The real clock applies to all other waits, such as the start of a service or the ``await`` of a
+    run.
 
     Example:
         >>> from nnburst.testing import FakeClock

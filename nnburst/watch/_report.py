@@ -51,7 +51,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
 
 
 def _clients(now: ServiceStats, models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the resources of each process's connections, and the load of its bursts."""
+    """Return the resources of each client process's connections, and the load of the process's bursts."""
     clients: dict[int, dict[str, Any]] = {}
     for row in now.of(RowKind.CLIENT):
         new = {"client_pid": row.client_pid, "client_uid": row.client_uid, "client_has_left": True, "connections": 0}

@@ -41,7 +41,7 @@ def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterat
 
     Args:
         pid: The only process to look at, which may belong to another user.
-        every_user: True for services of all users. Only root can read their statistics, which may contain anything.
+        every_user: True for services of all users. Only root can read other users' statistics, which may be forged.
     """
     is_asked = pid is not None or every_user
     for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) if pid is None else (pid,):

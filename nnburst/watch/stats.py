@@ -34,7 +34,7 @@ ACCOUNT: Mapping[str, int] = {
          "most_processors")
     )
 }  # fmt: skip
-"""The index of each number in a process's or client's row, which has resources and limits instead of counters."""
+"""The index of each number in the row of a process or client. Such a row has resources and limits, no counters."""
 
 HISTOGRAMS: Mapping[str, int] = {
     name: getattr(lib, f"NNB_{name.upper()}") for name in ("queue_wait", "execution", "spin", "round_trip")
@@ -61,10 +61,10 @@ def _starts() -> tuple[int, ...]:
 
 
 class Histogram(Struct, frozen=True):
-    """Histogram of durations in nanoseconds, with a resolution of 1/16.
+    """Histogram of durations in nanoseconds, with a relative resolution of 1/16.
 
     Attributes:
-        count: Number of events. Each timed event can represent several.
+        count: Number of events. A timed event counts for all events since the previous timed event.
         sum_ns: Sum of all durations.
         max_ns: The longest timed duration.
         buckets: (start in ns, number of events) of each bucket with events, ascending.
@@ -163,7 +163,7 @@ class Latency(Struct, frozen=True):
         return f"<Latency of {self.count:,} runs: {times}>"
 
     def _repr_html_(self) -> str:
-        """Return an HTML chart of the round trips for notebooks. Each doubling of the duration has four bars."""
+        """Return the round trips as an HTML chart, for notebooks. Each doubling of the duration has four bars."""
         bars: Counter[int] = Counter()
         for start, count in self.round_trip.buckets:
             bars[int(4 * math.log2(max(start, 1)))] += count
@@ -200,7 +200,7 @@ class RowStats(Struct, frozen=True):
         label: Name of the model, or another distinguishing text.
         client_pid: Process of the client; 0 if there is none or it is unknown.
         client_uid: User of the client.
-        has_left: True if the client has disconnected or closed the subject, and waits for no run.
+        has_left: True if the client awaits no more answers, because it has disconnected or closed the row's subject.
         since_ns: Time of the row's start, on CLOCK_MONOTONIC.
         counters: The numbers by name in `COUNTERS` or `ACCOUNT`.
         queue_wait: Time from the client's send until a thread of the service took the request.

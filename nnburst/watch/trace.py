@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FILE_VARIABLE = "NNBURST_TRACE"
 _BEGUN = "_NNBURST_TRACE_BEGUN"
 _KEPT = 65536
-"""Maximum number of recorded runs of a burst: the last ones."""
+"""Maximum number of recorded runs of a burst. Later runs replace earlier ones."""
 _HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
 _TRACKS = 512
 """Maximum number of tracks of a process."""
@@ -55,7 +55,7 @@ def adopt(env: MutableMapping[str, str]) -> None:
 
 
 def append(path: str, events: list[dict[str, Any]]) -> None:
-    """Append events to a trace, which processes can share. Raises `InvalidArgument` if the file is no trace."""
+    """Append events to a trace, also while other processes do so. Raises `InvalidArgument` if the file is no trace."""
     text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
     with open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -124,7 +124,7 @@ class Recording:
 
 
 class _Lanes:
-    """Tracks of non-overlapping slices: more than one only if runs overlap."""
+    """Tracks for slices. Slices in one track do not overlap, so only overlapping runs need several tracks."""
 
     def __init__(self, new_track: Callable[[], int]) -> None:
         self._new_track = new_track

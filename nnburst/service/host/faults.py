@@ -1,8 +1,9 @@
 """Fault points: places in a service's code where a client can cause faults, for tests.
 
-The client sends each `Order` over a socket, with one end of another socket. A thread that reaches a fault point first
-reads new orders, so an order affects every later call. The service reports a fault on the order's socket before the
-fault happens. To withdraw an order, the client sends one byte on the order's socket.
+The client sends each `Order` over a common socket, together with one end of a socketpair that only this order uses. A
+thread that reaches a fault point first reads new orders, so an order affects every later call. The service reports a
+fault over the order's socketpair before the fault happens. To withdraw an order, the client sends one byte over that
+socketpair.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class _Armed:
             return False
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the order is withdrawn, at most `seconds`."""
+        """Wait until the order is withdrawn or `seconds` have passed; None for no limit."""
         end = None if seconds is None else time.monotonic() + seconds
         ready([self._sock.fileno()], seconds)
         if not self.withdrawn():

@@ -363,7 +363,7 @@ class SlotMemories(BurstCallback):
         self._client.connection.forget(calls.EndNotice(reason, self._number))
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
-        """Ask the client for memories, with as many calls as the descriptors need."""
+        """Ask the client for memories, in several calls if one message cannot carry all descriptors."""
         if len(self._charges) + len(slots) > _MOST_SLOTS:
             return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ()
         memories: list[Memory | Named] = []
@@ -488,7 +488,7 @@ class HostedFenced:
 def on_execute_fenced(
     client: Client, message: calls.ExecuteFenced, fds: FdBundle
 ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
-    """Launch an execution that waits for fences, without blocking a thread that serves calls."""
+    """Launch an execution that waits for fences. No thread that serves calls waits for them."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
         running = undo.enter_context(contextlib.ExitStack())  # resources of the execution until its end
         model = running.enter_context(client.objects.lease(message.prepared_model, HostedModel))

@@ -1,4 +1,4 @@
-"""The devices of a service, and its clients with their objects."""
+"""The devices of a service, the service's clients, and the clients' objects."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ServiceHost:
         on_end: Callable[[], None] = lambda: None,
         is_broker: bool = False,
     ) -> Client:
-        """Serve one client until it disconnects, in new threads.
+        """Start threads that serve one client until it disconnects.
 
         Args:
             sock: A connected SOCK_SEQPACKET socket; the host owns it.
@@ -161,7 +161,7 @@ class ServiceHost:
         os._exit(1)
 
     def forget(self, hosted: Client) -> None:
-        """Remove a connection that has ended, in the connection's owner thread."""
+        """Remove a connection that has ended. Called in that connection's owner thread."""
         with self._lock:
             self._connections.discard(hosted)
             self._ending = [other for other in self._ending if not other.connection.wait_ended(0)]
@@ -171,8 +171,9 @@ class ServiceHost:
         """End all connections, release their objects, and close the devices. Idempotent.
 
         Args:
-            reason: Reason to send to clients, after running executions have finished or the time limit of closing has
-                passed. Without a reason, nothing is sent, and executions of several steps end between two steps.
+            reason: Reason for the clients. It is sent once the running executions have finished, or at the time limit
+                of closing. Without a reason, nothing is sent, and an execution of several steps stops after its current
+                step.
         """
         with self._lock:
             if self._closed:

@@ -68,8 +68,8 @@ class ObjectTable:
 
         Args:
             dispose: Called once, to dispose of the object.
-            hang_up: Called first if the connection ends, so that threads inside the object return.
-            leave: Called first if the client has disconnected or released the object.
+            hang_up: Called before `dispose` if the connection ends. It lets the object's own threads end.
+            leave: Called before `dispose` if the client has disconnected or released the object.
 
         Raises:
             DeadObject: The connection has ended; the object has been disposed of.
@@ -86,7 +86,10 @@ class ObjectTable:
         return number
 
     def find(self, number: int, kind: type[T]) -> T | None:
-        """Return an object, or None. Only read its fields: another thread may close it at any time."""
+        """Return an object, or None.
+
+        The caller may only read the object's fields, because another thread may close the object at any time.
+        """
         entry = self._entries.get(number)
         return entry.value if entry is not None and isinstance(entry.value, kind) else None
 
@@ -127,7 +130,7 @@ class ObjectTable:
                 entry.leave()
 
     def hang_up(self, error: type[DeadObject] = ConnectionEnds) -> None:
-        """Refuse new objects, and make threads inside objects return after their current runs.
+        """Refuse new objects, and let the objects' own threads end after their current runs.
 
         Args:
             error: Class of the errors that later calls raise. If this method is called again, the first class remains.

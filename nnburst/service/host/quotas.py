@@ -25,7 +25,7 @@ _SHOWN = {
     "fds": "fds",
     "requests": "threads",
 }
-"""Counter in a connection's row of statistics for each quota."""
+"""Counters in a connection's row of statistics, by the quota whose use they show."""
 
 
 class Quotas(Struct, frozen=True):
@@ -38,7 +38,7 @@ class Quotas(Struct, frozen=True):
         mapped_bytes: Bytes of all pools and queues that the client has sent.
         fds: Descriptors that the client has sent.
         requests: Running executions without a burst. A fenced execution counts until its client has released it.
-        working_bytes: Bytes that bound requests and their runs take in addition to the memory of the requests.
+        working_bytes: Working memory of bound requests and their runs, in bytes. Pools count in `mapped_bytes`.
         process_bytes, process_fds: Private memory (weights included) and descriptors of the process that runs a
             user's own models. The kernel enforces both (RLIMIT_DATA, RLIMIT_NOFILE).
         process_threads: Threads of the process that runs a user's own models. A process with more threads is ended.

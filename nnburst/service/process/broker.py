@@ -65,7 +65,7 @@ class AccessPolicy(Struct, frozen=True):
 
 
 class Broker:
-    """The process of a shared service that accepts clients and hands them to workers, the processes that run models.
+    """The process that accepts a shared service's clients and hands them to workers, which run models.
 
     The broker reads only the first message of a client. After SIGTERM or SIGINT, runs finish, clients are told the
     reason, and `run` returns. SIGHUP reloads the named models.
@@ -100,7 +100,7 @@ class Broker:
         self._numbers = itertools.count(1)
         self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._awaited: dict[int, AcceptedClient] = {}
-        """Clients that have not sent hello, or that have still to disconnect, by descriptor."""
+        """By descriptor, clients that have still to send hello, and dismissed clients that have still to disconnect."""
         self._new: deque[tuple[float, Charge]] = deque()
         """(time, charge) of each recent connection."""
         self._jobs: deque[Callable[[], None]] = deque()
@@ -126,7 +126,7 @@ class Broker:
             when_ready: Called once signals are handled, to report that the service is ready.
             change: Function (name, unload) that reloads or unloads a named model; the name None reloads all models. It
                 runs in a separate thread.
-            finish: Function that ends clients in this process, called before the workers end.
+            finish: Called before the workers end, to close the clients in this process, such as the gateway.
 
         Returns:
             The reason why the service ended.
@@ -363,7 +363,7 @@ class Broker:
         return ended
 
     def close(self) -> None:
-        """End the workers, which finish their runs and tell their clients. Idempotent."""
+        """End the workers. They finish their runs, and tell their clients the reason. Idempotent."""
         for client in self._awaited.values():
             client.close()
         self._awaited.clear()
@@ -374,7 +374,7 @@ class Broker:
 
 @contextlib.contextmanager
 def _signals(wake_fd: int) -> Iterator[None]:
-    """Unblock SIGTERM, SIGINT and SIGHUP. When one comes, write its number to `wake_fd`, and raise nothing."""
+    """Unblock SIGTERM, SIGINT and SIGHUP inside a ``with`` block. Each signal only writes its number to `wake_fd`."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     old_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
@@ -392,7 +392,7 @@ def _signals(wake_fd: int) -> Iterator[None]:
 
 
 def activated_sockets() -> list[socket.socket]:
-    """Return the listening sockets that a service manager passed (``LISTEN_FDS``), and remove the variables.
+    """Return the listening sockets that a service manager passed, and delete its variables (``LISTEN_FDS`` and others).
 
     Raises:
         BadState: A passed descriptor is not a listening SOCK_SEQPACKET socket.

@@ -122,7 +122,9 @@ class Groups:
 
 
 def own_groups(own: Path = _OWN) -> Groups | None:
-    """Return the groups of this service, and move this process into a group beside them; None without delegation.
+    """Return the groups of this service; None if no group is delegated to it.
+
+    This process moves into a group of its own, beside the groups of the workers.
 
     A delegated group, such as a container's, is one that this process may write and that has no other processes. Root
     may write every group, so for root the service manager's mark (``Delegate=``) decides.

@@ -45,7 +45,7 @@ def pidfd_of_parent(parent: int) -> int:
 
 
 def main() -> int:
-    """Serve the client at an inherited socket until that client disconnects. It may hand over others to serve."""
+    """Serve the client at an inherited socket until that client disconnects. The client may hand over other clients."""
     return serve(ServiceOptions.read(sys.argv[1], path=sys.argv[2:]))
 
 
@@ -161,8 +161,8 @@ def serve(options: ServiceOptions) -> int:
 def _leave_to_broker(part: int) -> None:
     """Lower this worker's limits on resources that the kernel counts per user: descriptors in flight, timers, signals.
 
-    The kernel compares the user's count with the limit of the process that asks for more. So a hostile worker cannot
-    use up the broker's higher limit.
+    The kernel counts what all processes of the user have, and compares this count with the limit of the process that
+    asks for more. So a hostile worker is refused at its own limit, below the limit of the broker.
     """
     for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):
         limit, _ = resource.getrlimit(which)

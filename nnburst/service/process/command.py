@@ -41,8 +41,8 @@ def safe_command(module: str) -> list[str]:
     """Return the start of a command that runs a module of this package without imports from the working directory.
 
     Args:
-        module: Name of the module, whose `main` reads the rest of the command. The caller passes the command's
-            PYTHONPATH through `absolute_entries`.
+        module: Name of the module, whose `main` reads the rest of the command. The caller must set PYTHONPATH to
+            the result of `absolute_entries`.
 
     Raises:
         DeviceUnavailable: There is no interpreter to run the command.
@@ -57,7 +57,7 @@ def absolute_entries(path: str) -> str:
 
 
 def service_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with defaults for variables of libraries (docs/platforms.md)."""
+    """Return `env`, with defaults for variables that libraries read and `env` lacks (docs/platforms.md)."""
     threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
     return {**_DEFAULTS, **threads, **env}
 

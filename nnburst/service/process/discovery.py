@@ -40,7 +40,7 @@ _RETRY = 0.005
 _LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
 _LONGEST_OPTION = 1024
-"""Maximum bytes of a socket option that Python reads."""
+"""Maximum size in bytes of a socket option that Python can read."""
 _SO_PEERPIDFD = 77  # Linux 6.5
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock with a 64-bit off_t
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -99,7 +99,7 @@ def _own_directory(directory: Path, wider: bool) -> None:
         wider: True to let other users open paths in the directory, but not list it.
 
     Raises:
-        BadState: The directory is a link, belongs to another user, or is writable for others.
+        BadState: The directory is a link, belongs to another user, or can be written by other users.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _belongs_to(found: os.stat_result, uids: Collection[int]) -> bool:
 
 
 def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
-    """Return this process's user, root, and `more`. Raises `InvalidArgument` if `more` is not user ids."""
+    """Return this process's user, root, and `more`. Raises `InvalidArgument` unless `more` contains only user ids."""
     uids = more if isinstance(more, Collection) else (more,)
     if isinstance(more, str | bytes) or not all(isinstance(uid, int) and not isinstance(uid, bool) for uid in uids):
         raise InvalidArgument(f"trust_uid={more!r}: give a user id, or several; pwd.getpwnam(NAME).pw_uid is one")
@@ -450,7 +450,7 @@ def running_services() -> Iterator[FoundService]:
 
 
 def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
-    """Return the pid of the process that owns a name, from its lock file; 0 if no owner is visible.
+    """Return the pid of the process that owns a name; 0 if the name's lock file shows no owner.
 
     Arguments and errors are those of `dial`.
     """
@@ -458,7 +458,10 @@ def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
 
 
 def _owner(lock: Path) -> tuple[int | None, str]:
-    """Return the owner's pid (0 if it has ended, None if there was none) and the service's line about itself."""
+    """Return the owner's pid and the service's line about itself.
+
+    The pid is 0 if the lock file shows no owner, None if there is no lock file.
+    """
     try:
         try:
             fd = _open_lock(lock, os.O_RDONLY)

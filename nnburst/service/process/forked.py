@@ -30,7 +30,7 @@ _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 _OWN = "NNBURST_"
 """Prefix of the environment variables that each request contains."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
-"""Beginnings of the lines of /proc/thread-self/status to compare."""
+"""Beginnings of the lines in /proc/thread-self/status that are compared."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 
@@ -39,7 +39,7 @@ class Zygote:
     """The zygote's process.
 
     Attributes:
-        kind: The client's environment and the result of `_standing`; children inherit both.
+        kind: The client's environment, and its rights, limits and other properties that children inherit.
         control: The socket for requests.
     """
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 _Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
-"""A pidfd, possibly with more descriptors, and a function that returns the exit status from them."""
+"""(descriptors, function). The first descriptor is a pidfd. The function takes them and returns the exit status."""
 _END_OF_A_WORKER = 4 * LEAVING
 """Seconds that a worker may take to finish its runs and tell its clients that it ends."""
 _EXIT_PATIENCE = 0.2
@@ -168,7 +168,7 @@ def _spawn(
     options: ServiceOptions, passed: Mapping[str, int], theirs: socket.socket, errors: int,
     env: Mapping[str, str] | None, deadline: Deadline,
 ) -> _Started:  # fmt: skip
-    """Start the process, and close this side's copy of its socket."""
+    """Start the process, and close this process's copy of `theirs`."""
     with theirs:
         path: list[str] = []  # as separate arguments, since one may have at most 128 KiB
         if any(map(is_of_functions, options.devices)):

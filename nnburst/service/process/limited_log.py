@@ -17,7 +17,7 @@ import msgspec
 from ..._core.fds import FdSet, ready
 
 LINES = 10
-"""Lines from one place in the code that are written in a `PERIOD`; further lines are only counted."""
+"""Maximum number of lines from one place in the code in a `PERIOD`; further lines are only counted."""
 PERIOD = 10.0
 LONGEST = 4000
 """Maximum characters of a line with its traceback; the rest is cut off."""

@@ -68,8 +68,9 @@ def close_door(
         devices: Devices of this service, which keep the rights that they declare.
         outputs: Descriptors for output. Terminals are reopened for writing only.
         may_cache: True to keep access to the trust store, for devices that cache.
-        start_threads: Function that starts threads. First, it must call its argument, which gives up capabilities:
-            threads that already run would keep theirs. After `start_threads`, seccomp is enabled for all threads.
+        start_threads: Function that starts threads. It must first call its argument, which gives up capabilities:
+            threads that are started earlier would keep their capabilities. After `start_threads`, seccomp is enabled
+            for all threads.
 
     Raises:
         DeviceUnavailable: The mode is strict and the kernel lacks rules, or a file that a device needs is missing.

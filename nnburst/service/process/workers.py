@@ -69,7 +69,7 @@ class AcceptedClient:
         return bool(ready([self.sock.fileno()], 0, events=0))
 
     def close(self) -> None:
-        """Disconnect the client. Another thread closes the socket, because sockets in unread messages may block."""
+        """Disconnect the client. Another thread closes the socket, because a close with unread messages may block."""
         self.charge.release()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -113,7 +113,7 @@ class Worker:
         self._pool, self._broker = pool, pool.broker
 
     def launch(self, devices: Sequence[str], options: Mapping[str, Any]) -> ServiceConnection:
-        """Start the process, whose log this process copies. Any thread may call it.
+        """Start the process, and copy its log to the broker's log. Any thread may call it.
 
         Raises:
             NNBurstError: The process does not start, or the system has no free thread or descriptor.
@@ -249,7 +249,7 @@ class WorkerPool:
         named: True if the shared worker serves named models.
         prepare: Function that publishes the named models in a shared worker that has started.
         isolation: The rule by which clients that bring models share processes.
-        user_quotas: Quotas that differ from `PER_USER`, for all connections of a user in one worker.
+        user_quotas: Quotas of a user that differ from `PER_USER`. In each worker, the user's connections share them.
 
     Raises:
         NNBurstError: The shared worker does not start, or a model cannot be published.
@@ -409,7 +409,7 @@ class WorkerPool:
         return True
 
     def close(self) -> None:
-        """End the workers, which finish their runs and tell their clients. Idempotent."""
+        """End the workers. They finish their runs, and tell their clients the reason. Idempotent."""
         workers = list(self)
         self._all.clear()
         services = [worker.service for worker in workers if worker.service is not None]

@@ -35,7 +35,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
     children: dict[int, tuple[int, socket.socket]] = {}
     """(process id, socket for the exit status) of each child, by pidfd."""
     later = dict[str, bool]()
-    """Devices (True if warm) whose remaining modules are loaded once there are no requests."""
+    """Option `warm` by device, for devices whose remaining modules are loaded once no requests come."""
     while True:
         found = ready((control.fileno(), client, *children), _QUIET if later else None)
         while later and not found:

@@ -143,5 +143,5 @@ def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:
 
 
 def descriptor_from_wire(wire: WireQueue, fds: FdBundle) -> MQDescriptor:
-    """Build a queue descriptor, which owns its file descriptors. Raises `InvalidArgument`."""
+    """Build a queue descriptor, which owns its file descriptors. Raises `InvalidArgument` if a field is malformed."""
     return MQDescriptor(map(astuple, wire.grantors), fds.take(wire.n_fds), wire.quantum, wire.flags)

@@ -213,7 +213,7 @@ class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
 
 
 class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
-    """Opens a connection, as its first call.
+    """Opens a connection. Each connection begins with this call.
 
     `own`: True for a connection that runs the client's own models, on devices in `ListDevicesReply.apart`.
     """
@@ -405,7 +405,7 @@ Dimensions = Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)]
 
 
 class Allocate(Message, tag="allocate", frozen=True):
-    """Allocates a driver-managed buffer. A role has an index into `prepared_models`, a list of object numbers."""
+    """Allocates a driver-managed buffer. Each role has an index into `prepared_models`, which lists object numbers."""
 
     device: Id
     dimensions: Dimensions
