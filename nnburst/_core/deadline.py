@@ -21,7 +21,7 @@ _FOREVER_NS = 1 << 62
 
 
 class Deadline(Struct, frozen=True):
-    """The time by which a call has to end. In a function that `call` runs, `after` returns no later deadline than this.
+    """The time by which a call has to end. While `call` runs a function, `after` never returns a later time.
 
     Attributes:
         at_ns: Nanoseconds of CLOCK_MONOTONIC; 0 means no deadline.

@@ -62,7 +62,7 @@ _MEANINGS: dict[int, str] = {
 
 this_process = SimpleNamespace(name="this process", refusals="", refused=PermissionError)
 """`name` is the name of this process in errors that peers read. `refusals` is the hint that `refusal` returns for
-exceptions of the types `refused`, and for those that they cause."""
+an exception of a type in `refused`, and for an exception that has such an exception as its cause."""
 
 
 def refusal(error: BaseException) -> str:

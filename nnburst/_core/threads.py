@@ -22,7 +22,7 @@ _PATCHED = (
     ("os", "fork"),
     ("subprocess", "Popen"),
 )
-"""A function of each module that gevent and eventlet patch."""
+"""The modules that gevent and eventlet can patch, each with a function or class that shows if it is patched."""
 
 
 def start(thread: threading.Thread, what: str) -> None:
@@ -49,7 +49,7 @@ def start(thread: threading.Thread, what: str) -> None:
 
 
 def start_daemon(target: Callable[..., object], *args: object, name: str, what: str) -> threading.Thread:
-    """Start a daemon thread. A device call that never returns does not keep the process alive."""
+    """Start a daemon thread, so that a device call that never returns does not keep the process alive."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     start(thread, what)
     return thread

@@ -1,7 +1,7 @@
-"""Cancellation of requests whose clients no longer wait, and accounts of working memory.
+"""Accounts of working memory, and cancellation of requests whose clients no longer wait.
 
-A server binds requests in a block `under_token`. A kernel that may run for long takes the `present_token` when the
-server binds its request.
+A server binds requests in a block ``with under_token(token)``. A kernel that may run for long takes the
+`present_token` when the server binds its request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A function in another process, called with pickles through a `multiprocessing.Pipe`, for comparison."""
+"""A function in another process, called with pickles through a `multiprocessing.Pipe`. Bursts are compared with it."""
 
 from __future__ import annotations
 

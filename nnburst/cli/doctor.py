@@ -68,7 +68,7 @@ def check_versions() -> Finding:
 
 
 def check_device(name: str) -> Finding:
-    """Check that a device opens in its own service process. List the access that it needs beyond the sandbox."""
+    """Check that a device opens in its own service process. List the needs that it declares."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 
@@ -152,7 +152,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 
 def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
-    """Return the checks by title, with one for each installed device and extra.
+    """Return the checks by title. Each installed device and each extra has its own check.
 
     Args:
         more: Names of further devices, with options.

@@ -15,7 +15,7 @@ _DIGITS = 18
 
 
 class Seconds(click.FloatRange):
-    """Type of an option for a time. Refuses NaN, which click finds in every range."""
+    """Type of an option for a time. Refuses NaN, which click accepts in every range."""
 
     name = "number of seconds"
 

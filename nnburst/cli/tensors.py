@@ -1,4 +1,4 @@
-"""Input values from files or generated, and outputs as text, JSON and files."""
+"""Creation of input values, and conversion of outputs to text, JSON and files."""
 
 from __future__ import annotations
 

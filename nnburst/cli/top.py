@@ -85,7 +85,7 @@ class _Watched:
         """Time of the last report, and processor time used until then, by process."""
 
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
-        """Return a report of each service; with `rates`, over the time since the last report."""
+        """Return a report of each service. With `rates`, its rates cover the time since the previous report."""
         from ..errors import DeviceUnavailable
         from ..watch._report import report
         from ..watch.reader import OF_USER, Viewer, find_services

@@ -195,7 +195,7 @@ class MQDescriptor(Closing):
 
 
 def _without_write_access(fd: int) -> int:
-    """Return a new descriptor of a file. Mapping the file for writing fails with EPERM, as libfmq's readers expect."""
+    """Return a descriptor that cannot map its file for writing: EPERM, as libfmq expects, or EACCES if unsealable."""
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     except OSError:

@@ -418,7 +418,7 @@ class MessageQueue(Closing):
         return out
 
     def _views(self, *, writable: bool) -> tuple[Elements, Elements]:
-        """Return the two parts of the region that C has just chosen, as slices of one array over the ring."""
+        """Return the region of the current transaction as two slices of the array that covers the ring."""
         region = self._region
         ring = self._ring
         if ring is None:

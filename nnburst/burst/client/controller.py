@@ -186,7 +186,7 @@ class ExecutionBurstController(OneProcess, Closing):
     # ---- memory and life -------------------------------------------------------------------------------------
 
     def free_memory(self, memory: Memory | Named) -> bool:
-        """Drop a memory here and in the service; return True if it had a slot. Later runs that use the memory fail."""
+        """Drop a memory on both sides of the burst. Return True if the memory had a slot. Later runs with it fail."""
         slot = self._slots.free(memory)
         if slot is None:
             return False
@@ -307,7 +307,7 @@ _ENDS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.Weak
 
 
 def _hang_up_all() -> None:
-    """End all bursts at interpreter exit, so that no execution waits for a server that ends."""
+    """End all bursts at interpreter exit, because their servers may end too, and would leave executions waiting."""
     for end in filter(None, (ref() for ref in _ENDS.valuerefs())):
         lib.nnb_client_hang_up(end.endpoint)
 

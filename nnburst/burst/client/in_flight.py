@@ -1,7 +1,8 @@
 """Executions that block no caller. An event loop, or one thread for all executions of a burst, waits for answers.
 
-If `InFlightRuns.attend` or `arm` finds no answer, the service makes a socket, the burst's bell, readable at the next
-answer. Several threads may watch the bell. All call `attend` when it is readable, and one of them takes the answers.
+The bell of a burst is a socket. If `InFlightRuns.attend` or `arm` finds no answer, the service makes the bell readable
+at the next answer. Several threads may watch the bell. When it is readable, all of them call `attend`, and one takes
+the answers.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
-"""Maximum number of polling windows of a run. A run polls for one window per step, but for no more than this number."""
+"""Maximum number of polling windows of a run. A run with fewer steps polls for one window per step."""
 _REMEDY = "Give more time (timeout=); nnburst top shows if the service is busy, session.service.kill() ends a hang"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (

@@ -52,7 +52,7 @@ class SlotTable(BurstCallback):
         return slot
 
     def free(self, memory: Memory | Named) -> int | None:
-        """Drop a memory, and return its slot or None."""
+        """Drop a memory, and return its slot. Return None if the memory has no slot."""
         slot = self._slots.pop(memory, None)
         if slot is not None:
             self._memories.pop(slot, None)

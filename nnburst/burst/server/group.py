@@ -74,7 +74,7 @@ class ListenerGroup:
             burst.take_places(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
-        """Start a thread for the first burst, and a second one for more bursts: a run may occupy the first for ever."""
+        """Start a thread for the first burst, and another for more bursts: a run may occupy one thread for ever."""
         wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
         while (there := lib.nnb_group_workers(self._handle)) < wanted:
             if self._start_thread():
@@ -196,7 +196,7 @@ class Batcher:
 
     @classmethod
     def make(cls, most: int, wait: float) -> Batcher:
-        """Return a batcher for runs of at most `most` requests, which wait `wait` seconds for others."""
+        """Return a batcher for runs of at most `most` requests. A request waits at most `wait` seconds for others."""
         wait_ns = max(1, int(wait * 1e9))
         return cls(ffi.new("nnb_batcher *", (most, wait_ns)), wait_ns)
 

@@ -30,7 +30,7 @@ def serve(
     """Run requests until C returns an id that belongs to no plan, and return that id.
 
     Args:
-        following: C function that sends the last answer and returns the id of the next request's plan.
+        following: C function that answers the previous request and returns the id of the next request's plan.
         source: Argument of `following`.
         plans: Plans by id.
         burst_of: Function that takes the id of a plan and returns the plan's burst.

@@ -110,7 +110,7 @@ class ServerEnd:
             self.answer(result)
 
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> ExecutionResult | None:
-        """Take the outcome of a C kernel's run. The run failed, or its plan was dropped during the run."""
+        """Take the outcome of a C kernel's run that failed, or whose plan was dropped while it ran."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
         kernel = self._plans[self._base + plan_id]  # referenced before C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):

@@ -336,7 +336,7 @@ def _more(files: Mapping[str, str]) -> list[str]:
 
 
 def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the device for the named functions; an empty list without functions."""
+    """Return a list with the device that runs the named functions, or an empty list if no function is named."""
     if targets and any(device.partition(":")[0] == "nnburst-function" for device in devices):
         raise InvalidArgument(f"--device nnburst-function and {targets[0]}: give all functions as FILE.py:FUNCTION")
     return [f"nnburst-function:call={'+'.join(targets)}"] if targets else []
