@@ -1,7 +1,7 @@
 """Sessions in Ray: an actor, and a deployment for Ray Serve. Needs the extra ``ray``.
 
 Each replica has a `Session`. The model runs in the session's own service process, or in a service that the programs of
-the node share. A crash of the model ends only the service, and the replica's next request restarts it.
+the node share. If the model crashes, only the service ends, and the replica's next request starts a new service.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _WINDOW = 300e-6
 
 
 class Replica:
-    """The session of an actor or of a deployment's replica.
+    """A session in an actor or in a replica of a deployment.
 
     Args:
         model: Path of a model file on each node, or the file's bytes. If `service` is given, the name of a
             model of that service.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None to
             give each session its own service.
-        retry: True to repeat a request once if its service died, for models without side effects.
+        retry: True to repeat a request once if the service died. Only for models without side effects.
         trust_uid: See `nnburst.connect`.
         options: Options of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
     """
@@ -93,10 +93,10 @@ class Replica:
         return self._retry if isinstance(error, DeadObject) else not isinstance(error, MissedDeadline)
 
     def check_health(self) -> None:
-        """Restart a dead service before the next request.
+        """Restart the service if it has died, without waiting for the next request.
 
         Raises:
-            NNBurstError: A service cannot be started, so Ray must replace the replica.
+            NNBurstError: The service cannot be restarted, so Ray must replace the replica.
         """
         self.session.reopen()
         if self._shared is not None:
@@ -167,7 +167,7 @@ def deployment(
         async def status(self) -> dict[str, Any]:
             return self._replica.status()
 
-        async def check_health(self) -> None:  # in a thread: it may start a service
+        async def check_health(self) -> None:  # in a thread, because it may start a service
             await asyncio.get_running_loop().run_in_executor(None, self._replica.check_health)
 
         def __del__(self) -> None:

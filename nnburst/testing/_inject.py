@@ -160,7 +160,7 @@ def inject(
         exit_on: Number of the call at which the process exits.
         exit_status: The exit status of `exit_on`.
         delay: Seconds by which each call is delayed.
-        freeze: The part that the next call stops: ``"process"`` (or True) for the whole process, ``"call"`` for the
+        freeze: The part that stops at the next call: ``"process"`` (or True) for the whole process, ``"call"`` for the
             call only, ``"interpreter"`` to keep the interpreter lock forever.
 
     Raises:

@@ -26,7 +26,7 @@ _F_SEAL_SEAL = 0x1
 MOST_ROWS = 2048
 """Maximum number of rows of a statistics page: enough for all bursts and models of two users."""
 _MOST_BUCKETS = 1 << 18
-"""Maximum number of filled histogram buckets of a page. A row has 2112; a real service fills a few dozen."""
+"""Maximum number of filled histogram buckets of a page. Each row has 2112 buckets; a real service fills a few dozen."""
 
 
 _PLACES = {**COUNTERS, **ACCOUNT}
@@ -159,7 +159,7 @@ class Page:
             return Row(row, self, parent)
 
     def free(self, row: Row, parent: Row | None) -> None:
-        """Free a row, for `Row.close`."""
+        """Free a row. Only `Row.close` calls this."""
         pointer = row.pointer
         with self.lock:
             above = ffi.NULL

@@ -42,7 +42,7 @@ HISTOGRAMS: Mapping[str, int] = {
 
 
 class RowKind(enum.IntEnum):
-    """The subject of a row of statistics. A row that ends adds its numbers to its parent: sums stay complete."""
+    """The subject of a row of statistics. A row that ends adds its numbers to its parent, so sums stay complete."""
 
     SERVICE = 1
     """The service itself, including the sums of closed models."""
@@ -50,7 +50,7 @@ class RowKind(enum.IntEnum):
     """A model, including the sums of its ended bursts."""
     BURST = 3
     PROCESS = 4
-    """A worker process, with the numbers in `ACCOUNT`. The row is in the statistics of its parent, the broker."""
+    """A worker process, with the numbers in `ACCOUNT`. The row is on the broker's statistics page."""
     CLIENT = 5
     """A connection, with the numbers in `ACCOUNT`; ``threads`` counts executions without a burst."""
 
@@ -195,7 +195,7 @@ class RowStats(Struct, frozen=True):
 
     Attributes:
         number: The row's number, which the service never reuses.
-        parent: Number of the parent row; 0 for the service's row.
+        parent: Number of the parent row; 0 if the row has no parent.
         kind: The subject of the row.
         label: Name of the model, or another distinguishing text.
         client_pid: Process of the client; 0 if there is none or it is unknown.

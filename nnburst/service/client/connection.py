@@ -63,7 +63,7 @@ def _end_all() -> None:
 class _Apart:
     """The connection for models that the client brings.
 
-    The first use opens the connection. If it has ended, the next use opens another.
+    The first use opens the connection. If that connection has ended, the next use opens another.
 
     Args:
         first: The connection that lists the devices.
@@ -109,9 +109,9 @@ class ServiceConnection(OneProcess, Closing):
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves. This object closes it.
         child: The service's process, if this object is to start it; None if the service runs already.
         timeout: Seconds that the service may take to answer the first message.
-        broker: Handler of the calls of a worker, if this process is the worker's broker.
+        broker: Handler of the service's calls. Given if the service is a worker and this process is its broker.
         own: True to run this process's own models. A shared service runs them in a separate process.
-        dial_own: Function that opens another connection to the service, with `own`.
+        dial_own: Function that opens another connection to the service, with ``own=True``.
 
     Raises:
         DeadObject: The other side closed the socket or died.
@@ -180,7 +180,7 @@ class ServiceConnection(OneProcess, Closing):
 
     @property
     def alive(self) -> bool:
-        """False once the service has ended or the connection is closed, and in a forked child."""
+        """True until the service ends or the connection is closed; always False in a forked child."""
         return self.connection.alive
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
@@ -212,7 +212,7 @@ class ServiceConnection(OneProcess, Closing):
         return device_of(self.devices, name)
 
     def list_models(self, timeout: float | None = None) -> dict[str, str]:
-        """Return the SHA-256 of the files of each model that any client may open, by name.
+        """Return the models that any client may open, as {name: SHA-256 of the model's files}.
 
         The SHA-256 is empty for a model without files.
         """
@@ -311,7 +311,7 @@ def order(
 
     Args:
         address, trust_uid: See `connect_to`.
-        message: The order. The service answers `EndClients` before it closes the connections.
+        message: The order. The service answers `EndClients` before it closes the clients' connections.
         timeout: Seconds until the answer; None for no limit.
 
     Raises:

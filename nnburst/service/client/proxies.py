@@ -357,7 +357,7 @@ class RemoteBurstContext(_Remote, BurstContext):
 
 
 def _answer_timeout(deadline: Deadline) -> float | None:
-    """Return the seconds to wait for an answer that is due by a deadline."""
+    """Return the seconds until a deadline, plus `_GRACE`; None without a deadline."""
     left = deadline.left()
     return None if left is None else left + _GRACE
 
@@ -377,7 +377,7 @@ def _forget_late(connection: Connection, reply: Message) -> None:
 
 
 def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
-    """Return dimensions. Raises `InvalidArgument` unless they fit in 32 bits."""
+    """Return the dimensions as a tuple. Raises `InvalidArgument` unless each fits in 32 bits."""
     if any(not 0 <= size < 2**32 for size in dimensions):
         raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")
     return tuple(dimensions)

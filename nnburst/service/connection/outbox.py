@@ -26,9 +26,9 @@ _RETRY = 0.05
 class Outbox:
     """A queue of messages that the socket cannot take yet. Only the connection's owner uses it (see `mailbox`).
 
-    The only method for other threads is `send_now`: worker threads send answers with it, because answers need no order.
-    The main thread never sends: an exception from a signal handler could hide whether a call was sent. A lock keeps the
-    socket open during `send_now`.
+    The only method for other threads is `send_now`: worker threads send answers with it, because answers may have any
+    order. The main thread never sends: an exception from a signal handler could hide whether a call was sent. A lock
+    keeps the socket open during `send_now`.
 
     The kernel limits each user's descriptors in flight, but charges the memory behind them to no user. So the owner
     sends one answer with descriptors at a time, and charges it to the client until the client has received it. A

@@ -49,7 +49,7 @@ class Workers:
             rank: Rank of the job, 0 or more.
 
         Raises:
-            ResourceExhausted: No thread is running, and the system cannot start one. The job is dropped.
+            ResourceExhausted: There is no worker thread, and the system cannot start one. The job is dropped.
         """
         if len(self._threads) < min(under_way, self._limit):
             try:

@@ -99,7 +99,7 @@ class Connection:
         self._calls = PendingCalls()
         self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
-        """Done once the peer is launched or its launch has failed; then the exception is the error."""
+        """Done when the launch of the peer has succeeded or failed. `result` raises the error of a failed launch."""
         self._closed = self._ended = self._abandoned = False
         """`_closed`: True after `close`. `_ended`: True after the end. `_abandoned`: True in a forked child."""
         self._leave_by = math.inf
@@ -127,7 +127,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """False once the connection has ended or is closed, and in a forked child."""
+        """True until the connection ends or is closed; always False in a forked child."""
         return not (self._ended or self._closed or self._abandoned)
 
     @property
@@ -135,7 +135,7 @@ class Connection:
         return (self._exit or Ending(self._stop_reason)) if self._ended else Ending()
 
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Wait until the connection has ended and `on_end` has returned."""
+        """Wait until the connection has ended and `on_end` has returned. Return False after `timeout` seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -241,7 +241,7 @@ class Connection:
             MissedDeadline: No answer came in time.
             DeadObject: The other side has ended.
             BadState: This side has closed, or is a forked child.
-            InvalidArgument: The other side could not read the message. The error names the field.
+            InvalidArgument: The message has a field that the other side would refuse. The error names the field.
         """
         self.check_usable()
         limit = Deadline.after(timeout).left()

@@ -153,7 +153,7 @@ def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle)
 def on_prepare_model_from_cache(
     client: Client, message: calls.PrepareModelFromCache, fds: FdBundle
 ) -> calls.PrepareModelReply:
-    """Restore a model, which the connection owns, from cache files."""
+    """Restore a model from cache files. The connection owns the model."""
     device = client.device(message.device)
     check_cache_key(message.cache.cache_key)
     cache = marshal.cache_from_wire(message.cache, fds)
@@ -172,7 +172,7 @@ def on_prepare_model_from_cache(
 
 
 def on_confirm_cache(client: Client, message: calls.ConfirmCache, fds: FdBundle) -> calls.ConfirmCacheReply:
-    """Tell a device that its cache files have been published."""
+    """Tell a device that cache files that it wrote have been published."""
     return calls.ConfirmCacheReply(client.device(message.device).confirm_cache(message.cache_key, message.generation))
 
 
@@ -322,7 +322,7 @@ _SLOTS_PER_CALL = 200
 """Maximum number of slots in one call, because a message has at most 253 descriptors."""
 _GET_MEMORIES_TIMEOUT = 10.0
 _MOST_SLOTS = 16384
-"""Maximum number of slots of one burst. No quota counts slots of driver-managed buffers."""
+"""Maximum number of slots of one burst, needed because no quota counts slots of driver-managed buffers."""
 _LONGEST_WINDOW = 0.01
 
 

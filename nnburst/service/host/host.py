@@ -263,7 +263,10 @@ class Client:
     # -- what its calls ask for ----------------------------------------------------------------------------------------
 
     def account(self, nbytes: int, n_fds: int = 0) -> Callable[[], None]:
-        """Charge working memory. If the quota would be exceeded, first free memory that is kept for later runs."""
+        """Charge working memory, and return a function that releases the charge.
+
+        If the quota would be exceeded, first free memory that is kept for later runs.
+        """
         try:
             return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
         except ResourceExhausted:
@@ -346,7 +349,7 @@ class Client:
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
 
     def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
-        """Serve another client. Report to the broker when the client has disconnected or why it is refused."""
+        """Serve another client. Tell the broker when the client disconnects, or why it is refused."""
         self.require_broker()
         tell = partial(self._tell_gone, message.number)
         number, *pidfd = fds.take(1 + message.has_pidfd)

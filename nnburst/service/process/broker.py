@@ -67,8 +67,8 @@ class AccessPolicy(Struct, frozen=True):
 class Broker:
     """The process that accepts a shared service's clients and hands them to workers, which run models.
 
-    The broker reads only the first message of a client. After SIGTERM or SIGINT, runs finish, clients are told the
-    reason, and `run` returns. SIGHUP reloads the named models.
+    The broker reads only the first message of a client. After SIGTERM or SIGINT, the workers finish their
+    runs and tell the clients the reason, and `run` returns. SIGHUP reloads the named models.
 
     Args:
         listeners: Listening SOCK_SEQPACKET sockets; the caller keeps and closes them.
@@ -133,7 +133,7 @@ class Broker:
         """
         self._change = change
         with contextlib.ExitStack() as ending:
-            ending.enter_context(_signals(self._woken))  # to the end: a second SIGTERM has no effect
+            ending.enter_context(_signals(self._woken))  # kept until the end, so that a second SIGTERM has no effect
             ending.callback(self._changes.shutdown)
             ending.callback(self.close)
             ending.callback(finish)
@@ -207,7 +207,7 @@ class Broker:
                 self.reload_models()
 
     def reload_models(self) -> None:
-        """Reload all named models whose files have changed, without waiting."""
+        """Let another thread reload all named models whose files have changed."""
 
         def reload() -> None:
             try:

@@ -126,8 +126,8 @@ def own_groups(own: Path = _OWN) -> Groups | None:
 
     This process moves into a group of its own, beside the groups of the workers.
 
-    A delegated group, such as a container's, is one that this process may write and that has no other processes. Root
-    may write every group, so for root the service manager's mark (``Delegate=``) decides.
+    A delegated group, such as a container's, is one that this process may change and that has no other processes. Root
+    may change every group, so for root the service manager's mark (``Delegate=``) decides.
 
     Args:
         own: This process's directory in /proc.

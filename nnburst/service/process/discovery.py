@@ -255,7 +255,7 @@ def check_free(path: Path) -> None:
     """Raise `BadState` if a process listens at a Unix socket, even one without a lock file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
         error = probe.connect_ex(os.fspath(path))
-        if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # a listener; one with a full backlog; of another type
+        if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # a listener, one with a full backlog, or one of another type
             owner = _named(0 if error else peer_of(probe).pid)
             raise BadState(f"{owner} listens at {str(path)!r} already: stop that one, or choose another place")
 
@@ -331,10 +331,10 @@ def peer_pidfd(sock: socket.socket) -> int | None:
 
 
 def _find(address: str, trusted: Collection[int]) -> Path:
-    """Return the path of a service's socket, from this user's directory or else from the system's.
+    """Return the path of a service's socket in this user's directory or, if it is not there, in the system's directory.
 
     Raises:
-        DeviceUnavailable: Another user may have put files into the directory.
+        DeviceUnavailable: An untrusted user may have put files into the directory.
     """
     path = socket_path(address)
     if address.startswith(_PREFIX):

@@ -28,7 +28,7 @@ FUNCTIONS = "nnburst-function"
 _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 """Devices whose modules the zygote may import, because they start no thread."""
 _OWN = "NNBURST_"
-"""Prefix of the environment variables that each request contains."""
+"""Prefix of the environment variables that each request to the zygote contains."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of the lines in /proc/thread-self/status that are compared."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
@@ -40,7 +40,7 @@ class Zygote:
 
     Attributes:
         kind: The client's environment, and its rights, limits and other properties that children inherit.
-        control: The socket for requests.
+        control: The socket for requests to fork.
     """
 
     def __init__(self, kind: tuple[Mapping[str, str], tuple[object, ...]]) -> None:
@@ -121,7 +121,7 @@ def fork(
         zygote: The result of `find_zygote`.
         options: Options of the process, without descriptors.
         stderr: Descriptor that becomes stdout and stderr.
-        given: Descriptors, by names of options.
+        given: Descriptors for the process, by the names of the options that contain them.
         deadline: Time limit for the answer.
 
     Returns:

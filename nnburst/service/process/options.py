@@ -32,7 +32,7 @@ class Scheduling:
 
     Attributes:
         policy: One of `POLICIES`; "" for the default policy.
-        priority: 1 to 99 if a policy is given.
+        priority: 1 to 99; unused without a policy.
         cpus: CPUs that the service may run on; empty for the CPUs of the process that starts it.
 
     Raises:
@@ -130,15 +130,15 @@ class ServiceOptions(msgspec.Struct, frozen=True):
         devices: Names of devices.
         log_level: A number of `logging`.
         quotas: Quotas of a connection that differ from the defaults of `Quotas`.
-        max_run, max_compile: Seconds that running and compiling a model may take; None for no limit.
+        max_run, max_compile: Seconds that one run, or one compilation, may take; None for no limit.
         scheduling: Scheduling of the service's threads.
         sandbox: Mode of `close_door`.
         warm: True to load at once the modules that most models need.
         path: Module search path of the client's program.
         socket: Inherited end of a socketpair.
         stderr: Descriptor that becomes stdout and stderr once the service has started.
-        functions: Descriptor of the client's functions.
-        faults: Descriptor of orders for fault points.
+        functions: Descriptor of a file that contains the client's functions.
+        faults: Descriptor of the socket for orders to fault points.
         parent: Process id of the client, if the client is this process's parent.
         client: A pidfd of the client, if the client is not this process's parent.
         worker: Name of the service, if this process is a worker and the client is the broker.
@@ -177,7 +177,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str, **others: Any) -> ServiceOptions:
-        """Parse options from JSON, and replace some of them."""
+        """Parse options from JSON, and replace those that `others` names."""
         return _read({**json.loads(text), **others})
 
 

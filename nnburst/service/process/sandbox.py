@@ -92,7 +92,7 @@ def close_door(
         _close_files(may, needs, _state(devices) if may_cache else None, missing)
     missing += [f"Landlock for {what}" for version, what in _BROUGHT.items() if version > landlock]
     if not missing:
-        may |= lib.NNB_MAY_SIGNAL  # seccomp need not: Landlock keeps all threads from signalling other processes
+        may |= lib.NNB_MAY_SIGNAL  # Landlock already keeps all threads from signalling other processes
     start_threads(lambda: check(lib.nnb_capabilities_drop(), "giving up capabilities"))
     calls = lib.nnb_seccomp_close(may)
     if calls < 0:

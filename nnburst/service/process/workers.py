@@ -51,7 +51,7 @@ _IDLE = 10.0
 
 @dataclass(eq=False)
 class AcceptedClient:
-    """An accepted connection. The broker keeps a copy of the socket, to tell the client if the worker ends."""
+    """An accepted connection. The broker keeps a copy of the socket, to tell the client that the worker has ended."""
 
     number: int
     sock: socket.socket
@@ -95,7 +95,7 @@ class Worker:
         what: Name of the process in messages.
         service: The connection to the process, once the process has started.
         group: Control group of the process, if any.
-        clients: Clients of the process, and clients that wait until the process has started, by number.
+        clients: By number, the clients of the process. Before the process has started, they wait.
         born: The time when the process was started.
         idle_since: The time when the last client disconnected.
     """
@@ -202,7 +202,7 @@ class Worker:
     def excess(self) -> str:
         """Return a sentence about the limit that the process exceeds, or "".
 
-        The count comes from the kernel, because a hostile process would not report itself.
+        The number of threads comes from the kernel, because a hostile process would not report itself.
         """
         usage = None if self.service is None else usage_of(self.service.pid)
         most = self._pool.quotas.process_threads
@@ -298,7 +298,10 @@ class WorkerPool:
         return iter(list(self._all.values()))
 
     def take(self, client: AcceptedClient, *, own: bool = False) -> None:
-        """Hand a client to the shared worker; with `own`, to the worker of the client's models. Start it if needed."""
+        """Hand a client to a worker, and start the worker if needed.
+
+        With `own`, this is the worker that runs the client's own models; otherwise, the shared worker.
+        """
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
             key = client.peer.uid if self._isolation is Isolation.USER else client

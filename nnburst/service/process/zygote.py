@@ -1,4 +1,4 @@
-"""The zygote: a process with the imports of a service, from which a client's services are forked."""
+"""The zygote: a process that has imported a service's modules. A client's services are forked from it."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _spill(body: bytes) -> int:
 
 
 def _unspill(fd: int, length: int) -> bytes:
-    """Return a copy of the body in a sealed memfd, and close `fd`."""
+    """Return the body that a sealed memfd contains, and close `fd`."""
     try:
         if length > MAX_BODY:
             raise Malformed(f"a body of {length} bytes is longer than {MAX_BODY}")

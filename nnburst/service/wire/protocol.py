@@ -482,7 +482,7 @@ class GetMemories(Message, tag="get_memories", frozen=True):
 
 
 class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
-    """All memories in order of the slots, or none and a status other than 0. Carries the memories' descriptors."""
+    """The memories in the order of the slots; none if `status` is not 0. Carries the memories' descriptors."""
 
     status: Annotated[int, msgspec.Meta(ge=0, le=8)]
     memories: Pools = ()
