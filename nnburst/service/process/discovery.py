@@ -167,7 +167,7 @@ class Claim:
             os.close(lock)
 
     def say(self, text: str) -> None:
-        """Write a line about the service, which `running_services` reads."""
+        """Write a line about the service into the lock file. `running_services` reads this line."""
         os.pwrite(self._lock, f"{os.getpid()}\n{text}\n".encode()[:_LONGEST_LOCK], 0)
 
 

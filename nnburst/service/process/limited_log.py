@@ -119,7 +119,7 @@ def begin_log(who: str, level: str | int, form: str = "text") -> None:
 
 
 def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
-    """Copy a process's output to this process's log, without terminal control characters and up to a limit.
+    """Copy a process's output to this process's log. Lines beyond a limit are left out, as are control characters.
 
     Args:
         fds: The readable end of the output, and a pidfd of the process. This function closes them.
