@@ -127,7 +127,7 @@ class NNCache:
 
     def flush(self) -> bool:
         """Save now. Return True if the file then contains every stored value."""
-        with self._saving:  # one writer at a time: an older state must not replace a newer one
+        with self._saving:  # Only one thread saves at a time: an older state must not replace a newer one.
             with self._lock:
                 self._stop_timer()
                 if self._cache is None or not self._filename:
@@ -162,7 +162,7 @@ class NNCache:
         """Schedule a save if none is scheduled. The caller has the lock."""
         if self._filename and self._cache is not None and self._timer is None:
             self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self.flush)
-            self._timer.daemon = True  # does not keep the process alive: `_save_all` saves at exit
+            self._timer.daemon = True  # A daemon does not keep the process alive. `_save_all` saves at exit.
             self._timer.start()
 
     def abandon(self) -> None:
@@ -187,7 +187,7 @@ class NNCache:
 
     def _load(self, cache: BlobCache) -> None:
         try:
-            # An entry has at most five times its size in the file: this cache never writes a larger file.
+            # Entries take at most five times their size in the file, so this cache never writes a larger file.
             data = read_blob_file(self._filename, 5 * cache.max_total + 4096)
             cache.unflatten(data, build=self._build, key=self._key)
         except FileNotFoundError:

@@ -64,7 +64,7 @@ class BlobCache:
             self._remove(key)
         elif self._total + needed > self.max_total and not self._make_room(key, needed):
             return
-        elif key in self._values:  # the old entry survived the eviction
+        elif key in self._values:  # The old entry survived the eviction.
             self._remove(key)
         self._values[key] = value
         self._total += needed

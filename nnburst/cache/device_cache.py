@@ -75,7 +75,7 @@ class DeviceCache:
         self._most = most_bytes
         self._hook = hook
         self._copies = SealedCopies()
-        store.set_epoch(device, epoch)  # removes entries of other builds
+        store.set_epoch(device, epoch)  # This removes entries of other builds.
 
     # ---- saving ----------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class DeviceCache:
         except BaseException:
             with contextlib.suppress(CacheRejected):
                 self._store.revoke(cache_key, self._device, generation)
-            for _, _, _, fd in files:  # No file may look like an entry.
+            for _, _, _, fd in files:  # After a failure, no file may look like an entry.
                 try:
                     os.ftruncate(fd, 0)
                 except OSError:

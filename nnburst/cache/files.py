@@ -135,7 +135,7 @@ class FileLock:
         if fd < 0:
             return
         if self._pid == os.getpid():
-            with suppress(OSError):  # also for the copies in forked children
+            with suppress(OSError):  # A forked child's copy of the descriptor would keep the lock.
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_UNLCK))
         os.close(fd)
 

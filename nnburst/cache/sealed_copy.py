@@ -105,7 +105,7 @@ class SealedCopies:
         size = header.payload + overhead()
         try:
             status = os.fstat(fd)
-            if status.st_size != size:  # before any allocation
+            if status.st_size != size:  # Check before memory is allocated.
                 raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
             code = _read(fd, CODE_SIZE, HEADER_SIZE + header.payload)
             # Header and code identify the contents. The change time, which no client can set, detects a later write.

@@ -49,7 +49,7 @@ class MasterKey:
         """Read or make the key of a state directory. Raises `CacheRejected` if other users may read the file."""
         if _KEY not in os.listdir(directory):
             with _lock_directory(directory):
-                if _KEY not in os.listdir(directory):  # Another process may have made it.
+                if _KEY not in os.listdir(directory):  # Another process may have made the key.
                     _replace(directory, _KEY, os.urandom(_KEY_SIZE))
         with open(_KEY, "rb", opener=_opener(directory)) as file:
             status = os.fstat(file.fileno())

@@ -590,7 +590,7 @@ class Memory(Closing):
             raise GeneralFailure(f"{PAGES_GONE}; the copy is void")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._fds.fds  # noqa: B018  raises here, not in the child, if closed
+        self._fds.fds  # noqa: B018  A closed pool raises here, not in the child.
         return Memory, (self._handle, self._fds, self._map_prot, self._foreign)
 
     def __repr__(self) -> str:

@@ -127,7 +127,7 @@ class ModelBuilder(OperationMethods):
         self._relaxed = relaxed
         self._operands: list[OperandDesc] = []
         self._operations: list[Operation] = []
-        self._arrays: dict[int, Array] = {}  # until `finish` places them
+        self._arrays: dict[int, Array] = {}  # The values are here until `finish` places them.
         self._pools: list[MemoryLike] = []
         self._models: list[Model] = []
         self._inputs: list[int] = []
@@ -1083,7 +1083,7 @@ def _type_of_input(name: str, type: npt.DTypeLike) -> OperandType:
         dtype = np.dtype(type)
     except TypeError:
         raise InvalidArgument(f"input {name!r} has type {type!r}; give an OperandType, or a dtype: 'float32'") from None
-    if dtype.name in ("float64", "int64"):  # unlike constants, which are converted
+    if dtype.name in ("float64", "int64"):  # Only constants are converted.
         raise InvalidArgument(f"input {name!r}: no operand type holds {dtype}; give {dtype.name.replace('64', '32')!r}")
     return _type_of(dtype, None)
 

@@ -41,7 +41,7 @@ class Operand:
         (2, 3)
     """
 
-    __array_ufunc__ = None  # so that an array on the left leaves the operator to the operand
+    __array_ufunc__ = None  # An array on the left leaves the operator to the operand.
     __slots__ = ("_builder", "_index")
 
     def __init__(self, builder: ModelBuilder, index: int) -> None:

@@ -57,7 +57,7 @@ def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
 
     while waiting:
         device, group = next(chosen[n] for n in waiting if able(n)), []
-        for n in waiting:  # in execution order
+        for n in waiting:  # `waiting` is in execution order.
             if chosen[n] == device and able(n):
                 group.append(n)
                 done.add(n)

@@ -38,7 +38,7 @@ def operation_cost(
 
     def branch(position: int) -> float:
         wanted = graph.operands[operation.inputs[position]].location.offset
-        todo = [wanted]  # innermost subgraph last; a valid model has no cycles
+        todo = [wanted]  # The innermost subgraph is last. A valid model has no cycles.
         while wanted not in known_branches:
             inner = model.referenced[todo[-1]]
             refers = (each.location.offset for each in inner.operands if each.lifetime == Lifetime.SUBGRAPH)
