@@ -70,11 +70,11 @@ class BlobCache:
         self._total += needed
 
     def get(self, key: bytes, out: Writable | None = None) -> int:
-        """Copy a value, like `NNCache.get_blob`."""
+        """Copy a value into a buffer, as `NNCache.get_blob` does."""
         return self.get_with(key, lambda size: out)[0]
 
     def get_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value, like `NNCache.get_blob_with`. Only a copy counts as a use of the value."""
+        """Copy a value, as `NNCache.get_blob_with` does. Only a copy counts as a use of the value."""
         value = self._values.get(bytes(key)) if len(key) <= self.max_key else None
         if value is None:
             return 0, None

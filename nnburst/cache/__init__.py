@@ -1,1 +1,1 @@
-"""Compilation caching with files that the client owns and the service verifies; no public names."""
+"""Compilation caching with files that the client owns and the service verifies. No name here is public."""

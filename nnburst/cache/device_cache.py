@@ -101,7 +101,7 @@ class DeviceCache:
             cache_key: 32 bytes that name the entry.
             model, data: Contents of the files.
             model_fds, data_fds: Files, open for reading and writing.
-            fingerprint: 32 bytes of the model, or empty.
+            fingerprint: Fingerprint of the model in 32 bytes, or empty.
             staged: True if the client publishes the files and then calls `confirm`, which invalidates older files.
             place: The client's directory of the entry, from `place_of`. Older files in it become invalid.
             encrypt: True to encrypt the payloads.
@@ -203,7 +203,7 @@ class DeviceCache:
 
         Args:
             cache_key, model_fds, data_fds: See `save`.
-            fingerprint: 32 bytes of the requested model, or empty.
+            fingerprint: Fingerprint of the requested model in 32 bytes, or empty.
             encrypted: True to accept only encrypted files, False to accept only files that are not encrypted.
 
         Raises:

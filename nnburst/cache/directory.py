@@ -9,7 +9,7 @@
 An entry is written in `staging` and becomes visible by one rename. `<hh>` are the first two digits of the entry: its
 shard. A shard has two locks. Writers take the `build` lock. Readers share the `pub` lock. Publishers and removers take
 the `pub` lock exclusively.
-The modification time of an entry's directory is the time of its last use.
+The modification time of an entry's directory is the time of the entry's last use.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Limits(Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> Limits:
-        """Return the default limits, with `max_bytes` from ``NNBURST_CACHE_MAX_BYTES`` if set (such as 500M)."""
+        """Return the default limits. ``NNBURST_CACHE_MAX_BYTES``, such as 500M, replaces the default `max_bytes`."""
         given = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
         if not given:
             return cls()
@@ -244,7 +244,7 @@ class Cache:
             counts: See `stage`.
 
         Raises:
-            CacheRejected: No generation exists or can be opened; see the reason.
+            CacheRejected: There is no generation, or a generation cannot be opened: see the error's `reason`.
         """
         self._check_on()
         with self.place("objects", entry[:2]) as shard:

@@ -1,4 +1,4 @@
-"""Access to files of a cache directory by descriptors, without following links (`caching.md` THR-14, THR-15)."""
+"""Access to a cache directory's files through descriptors, without following links (`caching.md` THR-14, THR-15)."""
 
 from __future__ import annotations
 

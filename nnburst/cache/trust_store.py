@@ -80,7 +80,7 @@ class EntryRecord(Struct, frozen=True, array_like=True):
     """False until the client has published the generation. An unpublished record expires after ten minutes."""
     created: int
     place: bytes = b""
-    """The client's directory of the entry, from `place_of`. A live generation replaces others in this directory."""
+    """The client's directory of the entry, from `place_of`. A live generation replaces the entry's others in it."""
 
 
 class TrustStore:
@@ -145,7 +145,7 @@ class TrustStore:
             return _read(place, key, entry_name(cache_key))
 
     def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
-        """Record a generation. A live generation replaces all others of its entry and directory."""
+        """Record a generation. A live generation replaces all other generations of its entry in its directory."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):

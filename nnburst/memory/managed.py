@@ -412,8 +412,8 @@ class BufferSet:
         uses: Arguments that are buffers, in the order of the request, inputs first.
 
     Raises:
-        InvalidArgument: A buffer was not allocated for its argument, or an output shares its buffer with another
-            argument.
+        InvalidArgument: A buffer was not allocated for the input or output that it is in this request, or an output
+            shares its buffer with another argument.
     """
 
     def __init__(self, uses: Sequence[BufferUse]) -> None:

@@ -184,7 +184,7 @@ class Memory(Closing):
     def from_handle(
         cls, handle: MemoryHandle, fds: Iterable[int], *, prot: int | None = None, allow_direct: bool = False
     ) -> Memory:
-        """Return a pool that an untrusted peer sent. The file is checked when the pool is used.
+        """Return a pool that an untrusted peer sent. The memory object is checked when the pool is used.
 
         Args:
             handle: The handle that the peer sent.

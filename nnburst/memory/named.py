@@ -43,7 +43,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
     """Create shared memory for this user alone, or open existing memory if `size` is None. Return (fd, size).
 
     Raises:
-        InvalidArgument: The name is impossible, taken, or does not exist.
+        InvalidArgument: The name is impossible or taken, or no memory has the name.
         ResourceExhausted: The memory does not fit; nothing is left behind.
         GeneralFailure: The memory cannot be opened.
     """

@@ -160,8 +160,8 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
     """Open the memory of a request that `validate_request` accepted.
 
     Memory that cannot be truncated is mapped. The mapping is read-only if the request writes nothing in the pool.
-    Other arguments get private memory: `OpenRequest.before_run` fills inputs, and `OpenRequest.after_run` copies
-    outputs back.
+    Arguments in other memory get private memory: `OpenRequest.before_run` fills inputs, and `OpenRequest.after_run`
+    copies outputs back.
 
     Args:
         take: Function that is called with the size in bytes before private memory is allocated.

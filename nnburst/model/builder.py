@@ -84,7 +84,7 @@ Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 
 class Quantisation(TypedDict, total=False):
-    """Quantisation of a constant of a quantised type. The scale is required."""
+    """Options that quantise a constant. ``scale`` is required, except with ``channel_scales``."""
 
     scale: float | None
     zero_point: int
@@ -109,8 +109,8 @@ class ModelBuilder(OperationMethods):
 
     Each operation has a method; docs/operations.md lists all methods and arguments. `add_operand`, `add_operation` and
     some other methods work with operand indexes, as in Android's NDK, and also accept an `Operand` as an index.
-    `operand` returns the `Operand` of an index. After a call of `build` or `finish`, even one that failed, every call
-    raises `BadState`.
+    `operand` returns the `Operand` of an index. After a call of `build` or `finish`, even one that failed, every later
+    call raises `BadState`.
 
     Args:
         relaxed: Permit float32 computations with the range or precision of float16.

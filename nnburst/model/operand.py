@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
-    """Return an operator's methods for an operand on the left and on the right. They call the builder's `name`."""
+    """Return an operator's two methods: operand on the left, operand on the right. Both call the builder's `name`."""
 
     def left(self: Operand, other: Value) -> Operand:
         return getattr(self._builder, name)(self, other) if _is_value(other) else NotImplemented
@@ -121,7 +121,7 @@ Value = Operand | Array | Sequence[Any] | float
 
 
 class Output(TypedDict, total=False):
-    """Properties of an output that cannot be inferred.
+    """Properties that the builder cannot infer for an output.
 
     A 0 in ``dimensions`` is an unknown size. ``scale`` and ``zero_point`` are for quantised types.
     """

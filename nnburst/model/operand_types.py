@@ -59,7 +59,7 @@ class OperandInfo(Struct, frozen=True):
             which any byte but 0 is true.
         is_scalar: True for scalars, False for tensors.
         scale: Rule for the scale: "zero", "non-negative", "positive" or "any".
-        zero_points: Smallest and largest zero point; None for any.
+        zero_points: Smallest and largest zero point; None if all are allowed.
     """
 
     type: OperandType
@@ -130,7 +130,7 @@ def type_name(code: int) -> str:
 
 
 def check_type(type: int) -> int:
-    """Return an operand type as an int. Raises `InvalidArgument` if it is not a number."""
+    """Return an operand type as an int. Raises `InvalidArgument` if the type is not a number."""
     if not isinstance(type, int):
         raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
     return type

@@ -58,7 +58,7 @@ def _infer_space_to_batch(view: OperationView) -> Outputs:
 
 
 def _infer_resize(view: OperationView) -> Outputs:
-    """Infer the output's size: integer inputs are the size itself, other inputs give floor(size x factor)."""
+    """Infer the output's size. Integer inputs are the size; floating-point inputs are factors of the image's size."""
     b, h, w, c, _ = image_dims(view)
     if view.integer("align_corners", 0) and view.integer("half_pixel", 0):
         raise InvalidArgument("align_corners and half_pixel exclude each other")
