@@ -80,7 +80,7 @@ class Viewer:
             raise DeviceUnavailable(f"process {found.pid} cannot be watched: {error.strerror}") from error
         try:
             status = os.fstat(fd)
-            if status.st_size < lib.NNB_PAGE_HEADER or not lib.nnb_seals(fd) & 0x2:  # unsealed: it could be truncated
+            if status.st_size < lib.NNB_PAGE_HEADER or not lib.nnb_seals(fd) & 0x2:  # an unsealed page can shrink
                 raise DeviceUnavailable(f"process {found.pid} has no statistics page that can be read")
             self._uid = status.st_uid
             most = lib.NNB_PAGE_HEADER + MOST_ROWS * stride()

@@ -401,7 +401,7 @@ class Connection:
         if self._child is not None:
             self._child.reap(self._patience)
         self._join_workers(Deadline.after(WORKER_PATIENCE))
-        self._pidfd = FdSet()  # left to its last reference: another thread may be using it
+        self._pidfd = FdSet()  # the last reference closes it: another thread may be using it
         self._outbox.close()
 
     def _failure(self, pending: PendingCall) -> NNBurstError:

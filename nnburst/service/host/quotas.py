@@ -130,7 +130,7 @@ class Ledger:
         self._row = row
         self._show(self._limits, "most_")
         self._used = dict.fromkeys(self._limits, 0)
-        self._lock = threading.RLock()  # the collector may release a charge while this thread has the lock
+        self._lock = threading.RLock()  # the garbage collector may release a charge while this thread has the lock
         self._owner = owner
         self._prefix = "" if owner == "this connection" else "user."
         self._above = above

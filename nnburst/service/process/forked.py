@@ -105,7 +105,7 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
     env = {name: value for name, value in child_environment(os.environ).items() if not name.startswith(_OWN)}
     try:
         kind = env, _standing()
-    except OSError:  # its rights or its directory cannot be read
+    except OSError:  # this process's rights or directory cannot be read
         return None
     with _lock, occupy_streams():
         zygote = current = current or Zygote(kind)

@@ -118,7 +118,7 @@ def start_child(
             theirs.callback(os.close, passed["stderr"])
             if env is None:
                 find_zygote(names)
-            from ..client.connection import ServiceConnection  # while the zygote imports
+            from ..client.connection import ServiceConnection  # imported while the zygote starts
 
             deadline = Deadline.after(limit)
             limit = deadline.left()

@@ -119,12 +119,12 @@ def begin_log(who: str, level: str | int, form: str = "text") -> None:
 
 
 def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
-    """Copy a process's output to this process's log. Lines beyond a limit are left out, as are control characters.
+    """Copy a process's output to this process's log. Control characters become spaces.
 
     Args:
         fds: The readable end of the output, and a pidfd of the process. This function closes them.
         what: Name of the process in the log.
-        most: Maximum number of lines in a period.
+        most: Maximum number of lines in a period; further lines are left out.
         count: Called for each line, even if it is left out.
     """
     with contextlib.closing(fds), contextlib.closing(LimitedHandler(most)) as handler:

@@ -49,7 +49,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
         if control.fileno() in found:
             data, fds, flags, _ = socket.recv_fds(control, _LONGEST, _MOST_FDS)
         if client in found or (control.fileno() in found and not data):
-            for pid, _ in children.values():  # a stopped child cannot see the end
+            for pid, _ in children.values():  # a stopped child cannot notice the client's end
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
         if data and not flags & socket.MSG_CTRUNC:
