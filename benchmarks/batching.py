@@ -2,9 +2,12 @@
 
 ``python benchmarks/batching.py [--quick]`` uses an ONNX MLP of 256 x 4, and exits with 1 if a limit is missed:
 
-* ``rows``: ratio of the rows per second of 16 programs, with batches to without, median of the turns.
-* ``p99``: 99th percentile of a run of these 16, relative to a row's wait plus two runs of 16 rows in this process.
-* ``alone``: ratio of the median time of a single program's run, with batches to without.
+* ``rows``: the rows per second of 16 programs with batches, divided by those without batches.
+* ``p99``: the 99th percentile of the runs of 16 programs with batches, divided by a limit: the longest wait of a row,
+  plus two runs of a batch of 16 rows in this process.
+* ``alone``: the median time of a run of a single program with batches, divided by that without batches.
+
+Each figure is the median over the turns.
 
 With ``--model FILE`` it measures that model, without limits.
 """

@@ -22,7 +22,7 @@ import nnburst
 
 
 def program(address: str | None, bursts: int, end: Connection) -> None:
-    """Run the model until told to stop, and send the number of runs. A service of its own ends last."""
+    """Run the model for a given time, and send the number of runs. Without `address`, start a service first."""
     service = nnburst.connect(address, open_timeout=PATIENCE) if address else nnburst.launch(devices=["nnburst-noop"])
     with service, contextlib.ExitStack() as stack:
         runs = [stack.enter_context(service.session(step_model(1024))).bind().run for _ in range(bursts)]

@@ -1,10 +1,10 @@
 """Measure how much faster models of NNAPI operations run on ONNX Runtime than on the reference device.
 
-``python benchmarks/lowered_speed.py [--rounds 20] [--markdown FILE]`` builds a MobileNet v1 of 128 x 128
-pixels, in float32 and in 8 bits, an LSTM step by step and one over sequences, and small MLPs. The devices take turns
-in this process, each with several runs in a row. For the reference device and ONNX Runtime with one thread, the
-figure is the median processor time, which other programs hardly change. For ONNX Runtime with its default of all
-processors, it is the shortest time.
+``python benchmarks/lowered_speed.py [--rounds 20] [--markdown FILE]`` builds a MobileNet v1 of 128 x 128 pixels, in
+float32 and in 8 bits, an LSTM that runs one step, an LSTM that runs a sequence, and small MLPs. The devices take turns
+in this process, each with several runs in a row. For the reference device and ONNX Runtime with one thread, the figure
+is the median processor time, which other programs hardly change. For ONNX Runtime with its default of all processors,
+it is the shortest time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reals(*shape: int) -> Array:
 
 
 def mobilenet(quantised: bool, size: int = 128) -> tuple[Model, list[Array]]:
-    """Return a MobileNet v1 of width 1 with fused ReLU6, and its inputs."""
+    """Return a MobileNet v1 (width 1, fused ReLU6), and input arrays for it."""
     b, shape = ModelBuilder(), (1, size, size, 3)
     x = b.input("x", Q8, shape, scale=0.03, zero_point=128) if quantised else b.input("x", F32, shape)
 
@@ -74,7 +74,7 @@ def mobilenet(quantised: bool, size: int = 128) -> tuple[Model, list[Array]]:
 
 
 def lstm(units: int, steps: int = 0, batch: int = 1) -> tuple[Model, list[Array]]:
-    """Return an LSTM as wide as its input, for one step with states or for a sequence, and its inputs."""
+    """Return an LSTM of `units` inputs and outputs, and input arrays for it. It runs one step if `steps` is 0."""
     b = ModelBuilder()
     shape = (steps, batch, units) if steps else (batch, units)
     arrays = [reals(*shape)]

@@ -3,8 +3,8 @@
 ``python benchmarks/many_speed.py [--quick]`` exits with 1 if a ratio is missed:
 
 * ``one by one``: ratio of the runs per second of ``run_many`` to those of ``Session.run``.
-* ``run_many``: ratio of the time of ``run_many(batch=…)`` over 10,000 inputs to that of hand-made batches that
-  `InferenceSession.run` gets in this process, for the best batch of each.
+* ``run_many``: time of ``run_many(batch=…)`` for 10,000 inputs, divided by the time of `InferenceSession.run` in this
+  process with batches made by the program. Each side uses its best batch size.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def one_by_one_ratio(path: Path, rounds: int, runs: int) -> float:
 
 
 def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
-    """Return the time of `run_many` divided by that of batches in this process, and the best batch size of each."""
+    """Return the time of `run_many` divided by the time of batches in this process, and both best batch sizes."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

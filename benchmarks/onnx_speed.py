@@ -24,7 +24,7 @@ LIMITS = {
     "mlp 256 x 4": {"burst-bound": 1.00, "burst-run": 1.05},
     "resnet50": {"burst-bound": 1.01, "burst-run": 1.01},
 }
-"""Largest ratios of medians to `InferenceSession.run`, by network (``mlp WIDTH x LAYERS`` or a name)."""
+"""Limits of the median time divided by `InferenceSession.run`'s, by network (``mlp WIDTH x LAYERS`` or a name)."""
 
 
 def mlp(width: int, layers: int, path: Path) -> None:

@@ -3,7 +3,7 @@
 The weights of these networks are computed in the graph; two networks are also measured with random weights.
 
 ``python benchmarks/onnx_start.py [--rounds N] [--markdown FILE] [NETWORK …]`` opens sessions in one service, in turns
-with and without a cache, including its verification, and exits with 1 if a limit is missed.
+with and without a cache, and exits with 1 if a limit is missed. The times with a cache include its verification.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RANDOM = ("bvlc_alexnet", "vgg19")
 LEAST = {"densenet121": 2.0, "inception_v2": 2.0, "resnet50": 1.3} | {f"{name}, random": 2.0 for name in RANDOM}
 """Minimum ratio of the time to open without the cache to the time with it; 1 for networks not listed."""
 _TRIES = 4
-"""Sessions to open before measuring: the device may decline to cache a model three times before that is final."""
+"""Maximum number of sessions to open until the model is cached: the device may decline three times."""
 
 
 def networks(wanted: Collection[str], room: Path) -> Iterator[tuple[str, Path]]:

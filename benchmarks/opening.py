@@ -1,7 +1,7 @@
 """Measure the start of a program that opens a session on its own service and runs it once.
 
-``python benchmarks/opening.py [--rounds N] [--markdown FILE]`` starts programs in turns: one with ONNX Runtime in
-process, and one that opens two sessions. They may write bytecode files, and have the environment of a service.
+``python benchmarks/opening.py [--rounds N] [--markdown FILE]`` runs two programs in turns: one uses ONNX Runtime in
+its own process, the other opens two sessions. Both have the environment of a service, and may write bytecode files.
 """
 
 from __future__ import annotations

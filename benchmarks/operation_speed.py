@@ -96,7 +96,7 @@ def weights(layer: Layer, quantised: bool) -> tuple[Array, Array]:
 def by_reference(
     layer: Layer, x: Array, w: Array, bias: Array, quantised: bool
 ) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """Return a function that runs the layer on the reference device, and one that releases it."""
+    """Return a function that runs the layer on the reference device, and a function that releases the layer."""
     b = ModelBuilder()
     quant = {"scale": X_SCALE, "zero_point": ZERO} if quantised else {}
     given = b.input("x", Q8 if quantised else OperandType.TENSOR_FLOAT32, x.shape, **quant)  # type: ignore[arg-type]

@@ -3,16 +3,15 @@
 ``python benchmarks/sharing.py [--quick] [--json FILE]`` starts ``nnburst serve`` with the functions below and clients
 in separate processes, and exits with 1 if a limit is missed:
 
-* ``priority``: the 99th percentile of the runs of a HIGH client, one every 2 ms, while LOW clients, two for each
-  processor, run as fast as they can: at most twice that of the same client alone plus one execution of LOW.
+* ``priority``: a HIGH client runs every 2 ms, while two LOW clients for each processor run as fast as they can. The
+  99th percentile of its runs is at most twice that of the client alone, plus one execution of LOW.
 * ``share quick``, ``share slow``: each of two equal clients gets 45 to 55 % of the runs.
-* ``hang``: the runs of a client while as many runs of others hang as there are processors. The 99th percentile of all,
-  and the longest of the three after the others began to hang: at most the 99th percentile without the others plus one
-  execution.
+* ``hang``: a client runs while as many runs of other clients hang as there are processors. The limit is the 99th
+  percentile without the other clients, plus one execution. It holds for the 99th percentile of the client's runs, and
+  for the longest of its first three runs after the others began to hang.
 
-Compared cases are measured in turns, and the percentiles are medians over the turns. The time of one execution, which
-others may have to wait for, is the 99th percentile inside the service, because other programs interrupt executions,
-too.
+Compared cases are measured in turns, and the percentiles are medians over the turns. The time of one execution is the
+99th percentile of the time inside the service, because other programs may interrupt an execution.
 """
 
 from __future__ import annotations

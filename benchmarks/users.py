@@ -6,9 +6,9 @@ worker. It exits with 1 if a limit is missed:
 
 * ``share``, ``share bursts``: each of two users gets 45 to 55 % of the runs, also with four bursts against twelve.
 * ``greedy`` (eight bursts that never rest), ``endless`` (loops that never end), ``crashing`` (a worker that dies as
-  often as it starts), ``flooding`` (connections, messages and log lines without pause): the runs of an honest client,
-  one every 5 ms, beside it. Their 99th percentile is at most twice that without the hostile client plus a tick of the
-  kernel, no run fails, and its worker lives.
+  often as it starts), ``flooding`` (connections, messages and log lines without pause): an honest client runs every
+  5 ms beside the hostile one. The 99th percentile of its runs is at most twice that without the hostile client, plus a
+  tick of the kernel. No run fails, and the honest client's worker lives.
 
 Compared cases are measured in turns; the percentiles are over all turns together.
 """

@@ -9,8 +9,8 @@ of processes that run ``while True: pass``. In each round every kind has a turn 
 * ``shared``: the same as ``burst``, through ``nnburst serve``;
 * ``socket``, ``pipe``: 32 bytes there and back through a SEQPACKET socketpair, and through `multiprocessing.Pipe`.
 
-``--work`` sets how long the server computes before it answers; by default it does nothing. A row has means, each
-followed by the 99th percentile, in microseconds, over all clients and turns.
+``--work`` sets how long the server computes before it answers; by default it does nothing. A row has,
+for each kind, the mean and the 99th percentile in microseconds, over all clients and turns.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def timed(function: Callable[[], object], times: int, pause: float = 0.0) -> flo
 
 
 def runs(mode: str, model: str, pin: list[int]) -> dict[str, float]:
-    """Measure runs in two services of a sandbox mode."""
+    """Measure runs in two services that have the sandbox mode `mode`."""
     x = {"x": np.ones((1, 784), np.float32)}
     with nnburst.launch(devices=["nnburst-noop"], sandbox=mode, affinity=pin) as service:
         rows = {}
@@ -76,7 +76,7 @@ def opening(mode: str, model: str) -> float:
 
 
 def shared(model: str, rounds: int) -> dict[str, float]:
-    """Return the milliseconds to open a named model and a client's own model on a service, first and again."""
+    """Return the milliseconds to open a named model, a client's own model, and the own model again, on a service."""
     x = {"x": np.ones((1, 784), np.float32)}
     took: dict[str, list[float]] = {"named": [], "own, first of its user": [], "own, another one": []}
     with shared_service("--model", f"mlp={model}", "--isolate", "connection") as address:

@@ -36,7 +36,7 @@ def model() -> nnburst.Model:
 
 
 def median_ns(run: Callable[[], Any]) -> float:
-    """Return the median time of a block of executions in nanoseconds, including the clock's."""
+    """Return the median nanoseconds of an execution in a block. The time includes a reading of the clock."""
     took = []
     for _ in range(BLOCK):
         started = perf_counter_ns()

@@ -29,7 +29,7 @@ CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def corner_of(frame: int) -> int:
-    """Return the quarter with the spot of a frame. Both sides know it, so that the answers can be checked."""
+    """Return the quarter that contains a frame's spot. Both sides call this function to check the answers."""
     return (frame * 2654435761 >> 16) % 4
 
 
@@ -58,7 +58,7 @@ def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, f
 
 
 def build() -> nnburst.Model:
-    """Return a model of the brightness of each quarter: the average over 32 × 32 pixels of the uint8 frame."""
+    """Return a model that computes the brightness of each quarter: the average of 32 × 32 pixels of the uint8 frame."""
     b = nnburst.ModelBuilder()
     image = b.input("image", OperandType.TENSOR_QUANT8_ASYMM, (1, SIDE, SIDE, 1), scale=1 / 255, zero_point=0)
     quarters = b.average_pool_2d(image, SIDE // 2, stride=SIDE // 2, padding="valid")
@@ -74,7 +74,7 @@ def look(
     last: int,
     camera_runs: Callable[[], bool],
 ) -> dict[str, float]:
-    """Classify frames up to the last, which nothing overwrites."""
+    """Classify frames up to the number `last`. The camera never overwrites the last frame."""
     seen = torn = wrong = 0
     newest = -1
     with service.session(build()) as session:

@@ -31,7 +31,7 @@ Step = Callable[[Any], Any]
 MODELS = Path(str(pyopen_wakeword.__file__)).parent / "models"
 NAMES = ("melspectrogram", "embedding_model", "okay_nabu")
 CHUNK, BEFORE = 1280, 480
-"""Number of samples in 80 ms, and of earlier samples that their first band needs."""
+"""Number of samples in 80 ms, and number of earlier samples that the first mel band of these 80 ms needs."""
 ROWS, EVERY, EMBEDDINGS = 76, 8, 16
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from nnburst.cli.bench.sampling import Result
 
 MOST_OTHERS = 0.05
-"""Largest share of CPU time of other programs, beyond which they disturb too many turns; about 0.01 when idle."""
+"""Maximum share of CPU time for other programs: more would disturb too many turns. About 0.01 on an idle machine."""
 _LINE = "line"
 _STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 

@@ -1,4 +1,4 @@
-"""Rows (j): times to compile a model of five million weights and to restore it, and a lower bound for the second."""
+"""Rows (j): times to compile and to restore a model of five million weights, and a lower bound of restoring."""
 
 from __future__ import annotations
 

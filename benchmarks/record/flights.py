@@ -25,7 +25,7 @@ _NBYTES = len(MESSAGE)
 
 
 def _time_awaits(loop: asyncio.AbstractEventLoop, call: Callable[[], Awaitable[object]], count: int) -> Samples:
-    """Return samples like `time_calls`, of a call awaited in a task of the loop."""
+    """Return the samples of a call that a task of the loop awaits. They are taken as in `time_calls`."""
 
     async def timed() -> Samples:
         now, stamps = time.perf_counter_ns, [0] * (count + 1)

@@ -158,7 +158,7 @@ def _copied(service: Any, window: float, nbytes: int, stack: ExitStack) -> Calla
 
 
 def _in_pool(service: Any, window: float, nbytes: int, stack: ExitStack) -> Callable[[], object]:
-    """Return a run with two states in a pool of the client, which alternate like the buffers of a memory domain."""
+    """Return a run whose two state buffers alternate, as in a memory domain, but are in a pool of the client."""
     prepared = service.device(_REFERENCE).prepare_model(step_model(nbytes))
     stack.callback(prepared.close)
     burst = stack.enter_context(ExecutionBurstController.create(prepared, polling_window=window))
@@ -189,7 +189,7 @@ def _open_state(way: Callable[..., Callable[[], object]], nbytes: int) -> Iterat
 
 
 def _time_steps(run: Callable[[], object], count: int) -> Samples:
-    """Return the time of a step: a run's time divided by its steps. It makes a tenth of the usual runs."""
+    """Return samples of a step: the time of a run of `STEPS` steps, divided by `STEPS`. Makes `count` / 10 runs."""
     return time_calls(run, max(1, count // 10)) // STEPS
 
 

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 _OPSET, _IR = 17, 8
 _FLOAT, _UINT8 = 1, 2
-"""ONNX's numbers of the two types."""
+"""ONNX's codes of the element types float and uint8."""
 _CELL, _STEP = 16, 4
 """Width in pixels of the detector's window, and its step."""
 _LEAST_SCORE, _MOST_OVERLAP, _MOST_BOXES = 0.5, 0.3, 50

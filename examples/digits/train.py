@@ -49,7 +49,7 @@ def patches(x: Array) -> Array:
 
 
 def conv(x: Array, weights: Array, bias: Array) -> tuple[Array, Array]:
-    """Return the 3×3 convolution of `x` and the patches that its gradient needs."""
+    """Return the 3×3 convolution of `x`. Also return the patches of `x`, for `conv_gradients`."""
     taken = patches(x).reshape(*x.shape[:3], -1)
     return taken @ weights.reshape(len(weights), -1).T + bias, taken
 

@@ -24,7 +24,7 @@ BLOCK = 80
 LOW, HIGH = (697, 770, 852, 941), (1209, 1336, 1477, 1633)
 KEYS = "123A456B789C*0#D"
 MEMORY = np.float32(0.75)
-"""Factor of the earlier loudness after each block."""
+"""Factor by which each block reduces the earlier loudness."""
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -1,7 +1,7 @@
 """Classify the frames of a camera that films continuously.
 
-A thread films into a ring of shared-memory pools. The main thread has the newest frame classified in place by a
-service process: the camera writes a frame once, and it is never copied or sent.
+A thread films into a ring of shared-memory pools. A service process classifies the newest frame in place,
+when the main thread asks for it. The camera writes a frame once, and no frame is copied or sent.
 
     python camera_loop.py                                       # an artificial camera and a small network built here
     python camera_loop.py --model squeezenet.onnx --labels labels.txt --camera 0     # a real one, with OpenCV

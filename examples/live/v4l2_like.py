@@ -36,7 +36,7 @@ CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def scene_of(sequence: int) -> tuple[int, int]:
-    """Return the corner of the spot and the colour of a frame. Both sides know them, to check the answers."""
+    """Return the corner that contains a frame's spot, and the frame's colour. Both sides use them to check answers."""
     return (sequence * 2654435761 >> 16) % 4, (sequence * 2246822519 >> 13) % 4
 
 
@@ -81,7 +81,7 @@ def camera(wire: socket.socket, buffers: int, frames: int, fps: float) -> None:
 
 
 def build(width: int) -> nnburst.Model:
-    """Return a model of each quarter's brightness and the average U and V, for lines of `width` pixels."""
+    """Return a model that computes each quarter's brightness, U and V. A line of its inputs has `width` pixels."""
     b = nnburst.ModelBuilder()
     kind, real = OperandType.TENSOR_QUANT8_ASYMM, {"scale": 1.0, "zero_point": 0}
     luma = b.input("luma", kind, (1, HEIGHT, width, 1), **real)

@@ -1,8 +1,8 @@
-"""Run a service in one container and a program in another, which share a directory with a socket.
+"""Run a service in one container and a program in another. The containers share a directory with a socket.
 
     python examples/recipes/containers.py
 
-`unshare` (util-linux) gives each the namespaces of a container: processes, mounts, IPC, network, host name. Memory is
+`unshare` (util-linux) makes the namespaces of each container: processes, mounts, IPC, network, host name. Memory is
 passed through the socket as descriptors, so neither `--ipc=host` nor `--shm-size` is needed.
 """
 

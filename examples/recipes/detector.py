@@ -38,7 +38,7 @@ def right(image: np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> bool:
 
 
 def save(path: str, mebibytes: int = 0) -> None:
-    """Write the network as an ONNX file, with additional unused weights of that size."""
+    """Write the network as an ONNX file, with `mebibytes` MiB of additional unused weights."""
     try:
         import onnx
         from onnx import TensorProto, helper, numpy_helper

@@ -1,4 +1,4 @@
-"""A FastAPI app in which each uvicorn process connects to one service at its start, and awaits its answers.
+"""A FastAPI app in which each uvicorn process connects to one service at its start, and awaits the answers.
 
 nnburst demo --save detector.onnx
 nnburst serve --name vision --model detector=detector.onnx

@@ -1,4 +1,4 @@
-"""Run a loop that needs an answer every two milliseconds, and uses the previous one if it is late.
+"""Run a loop that needs an answer every two milliseconds. If an answer is late, the loop uses the previous answer.
 
     python examples/recipes/real_time.py [--steps 500]
 

@@ -2,8 +2,9 @@
 
     python examples/recipes/web_workers.py [fastapi_app | gunicorn_app | celery_app] [--memory MIB]
 
-The program sends requests to the workers, and again after the service was replaced. --memory compares them with
-gunicorn workers that each have a model of MIB MiB. Needs `pip install 'nnburst[onnx]'` and the packages of the app.
+The program sends requests to the workers, replaces the service, and sends requests again. --memory compares the memory
+with that of gunicorn workers that each have a model of MIB MiB. Needs `pip install 'nnburst[onnx]'` and the packages
+of the app.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def corner_of(frame: int) -> int:
-    """Return the quarter with the spot of a frame. Camera and viewer know it, so that the answers can be checked."""
+    """Return the quarter that contains a frame's spot. Both programs call this function to check the answers."""
     return (frame * 2654435761 >> 16) % 4
 
 
@@ -67,7 +67,7 @@ def camera(place: str, frames: int, fps: float) -> None:
 
 
 def brightness() -> nnburst.Model:
-    """Return a model of the brightness of each quarter: the average over 32 × 32 pixels of the uint8 frame."""
+    """Return a model that computes the brightness of each quarter: the average of 32 × 32 pixels of the uint8 frame."""
     b = nnburst.ModelBuilder()
     image = b.input("image", OperandType.TENSOR_QUANT8_ASYMM, FRAME, scale=1 / 255, zero_point=0)
     quarters = b.average_pool_2d(image, SIDE // 2, stride=SIDE // 2, padding="valid")

@@ -26,7 +26,7 @@ IMAGE = Tensor("image", "float32", ("h", "w"))
 
 @declare(inputs=[IMAGE], outputs=[Tensor("edges", "float32", (None, "w"))])
 def edges(image: Array) -> Array:
-    """Return the edges of an image. It is in shared memory of the client: read-only, and valid during the call."""
+    """Return the edges of an image. The array is shared memory of the client, read-only, and valid during the call."""
     return np.abs(np.diff(image, axis=0))
 
 

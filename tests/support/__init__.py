@@ -1,4 +1,4 @@
-"""What tests of many files share. A helper of one file stays there."""
+"""Helpers that tests of several files share. A helper of a single file stays in that file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from nnburst.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The tree."""
+"""Root of the source tree."""
 
 
 def usable_devices() -> list[str]:
-    """Return the names of the devices that open here: LiteRT's is in no extra that all tests have."""
+    """Return the names of the devices that can be opened. LiteRT may be missing, because tests do not require it."""
     return [name for name in device_names() if name != "nnburst-litert" or find_spec("ai_edge_litert")]

@@ -1,4 +1,4 @@
-"""Rows of `nnburst bench` that are made up, and running some of them quickly."""
+"""Invented rows of `nnburst bench`, and a function that measures rows quickly."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nnburst.cli.bench.sampling import Result, Round
 
 @pytest.fixture(autouse=True)
 def short_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L only has to be there: a busy machine takes seconds for as many round trips as a benchmark wants."""
+    """Take few samples: on a busy machine, the usual number takes seconds. L only has to exist."""
     monkeypatch.setattr(rounds, "_LINE_COUNT", 20)
     monkeypatch.setattr(rounds, "_MOST_SAMPLES", 20)
 
 
 def round_of(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
-    """A round of ten equal samples; nanoseconds."""
+    """Return a round of ten samples of `p50` nanoseconds. `before` and `after` are the medians of L."""
     return Round(np.full(10, p50, dtype=np.int64), before, after)
 
 
 def made_up_case(sample: Callable[[int], Any], key: str = "mine") -> Case:
-    """A row of these samples, on one core."""
+    """Return a row for one core that calls `sample`."""
 
     @contextmanager
     def opened() -> Iterator[Subject]:
@@ -37,5 +37,5 @@ def made_up_case(sample: Callable[[int], Any], key: str = "mine") -> Case:
 
 
 def run_rows(cases: list[Case]) -> dict[str, Result]:
-    """Measure rows in two short turns each."""
+    """Measure rows in two short rounds."""
     return rounds.run(cases, 2, 0.01)

@@ -1,7 +1,7 @@
-"""Compiles one model with caching, as a process of its own; used by test_cache_directory.
+"""A program that compiles one model with caching; a helper of test_cache_directory.
 
-Arguments: directory, hook step or "-", what to do there ("kill", "hold", "tell" or "-"), rounds. "tell" makes the file
-DIRECTORY.STEP; "hold" does so, too, and goes on once there is DIRECTORY.go.
+Arguments: the cache directory; a step of the hook or "-"; the action at that step ("kill", "hold", "tell" or "-"); and
+the number of compilations. "tell" creates the file DIRECTORY.STEP. "hold" does the same, and waits for DIRECTORY.go.
 """
 
 from __future__ import annotations

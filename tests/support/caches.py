@@ -1,4 +1,4 @@
-"""A device cache on files of a temporary directory, and ways to spoil them, for the cache tests."""
+"""A device cache on files of a temporary directory, and helpers of the cache tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA = (bytes(range(256)) * 64,)
 
 
 class Rig:
-    """Two model files and one data file."""
+    """A device cache with entries of two model files and one data file."""
 
     def __init__(self, directory: Path, *, encrypt: bool = False, **options: Any) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class Rig:
             return self.cache.load(token, *fds, **options)
 
     def refusal(self, *args: Any, **options: Any) -> CacheReason:
-        """Why a load is refused; fails if it is not."""
+        """Return the reason why a load is refused. Fail if the load succeeds."""
         try:
             self.load(*args, **options)
         except CacheRejected as error:
@@ -90,7 +90,7 @@ def contents(entry: VerifiedEntry) -> tuple[tuple[bytes, ...], tuple[bytes, ...]
 
 @contextmanager
 def at_most(more: int) -> Iterator[None]:
-    """Allow this process so many descriptors more."""
+    """Let this process open only `more` further descriptors in the ``with`` block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unused = os.dup(0)  # the lowest free number
     os.close(unused)

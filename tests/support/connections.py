@@ -1,4 +1,4 @@
-"""Both ends of the control socket, with handlers that a test gives."""
+"""Both ends of the control socket, with handlers that a test provides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Answers:
-    """Serves any call with the functions given by handler name; others are `Done`."""
+    """A handler that answers calls with the functions `handlers`, by handler name, and other calls with `Done`."""
 
     def __init__(self, **handlers: Callable[[Any, FdBundle], Any]) -> None:
         self.handlers = handlers
@@ -41,7 +41,7 @@ class Answers:
 def connected(
     client: object | None = None, service: object | None = None, **options: Any
 ) -> Iterator[tuple[Connection, Connection]]:
-    """A started client and service end over one socketpair."""
+    """Yield the started client end and service end of one socket pair."""
     a, b = socket_pair()
     ends = (
         Connection(a, Side.CLIENT, client or Answers(), **options),
@@ -58,7 +58,7 @@ def connected(
 
 @contextlib.contextmanager
 def raw_peer(side: Side, handler: object | None = None, **options: Any) -> Iterator[tuple[Connection, socket.socket]]:
-    """One end, and the bare socket of the other."""
+    """Yield a started connection, and the socket at its other end."""
     a, b = socket_pair()
     end = Connection(a, side, handler or Answers(), **options)
     end.start()

@@ -1,4 +1,4 @@
-"""Devices with hooks, threads that do not start, and what became of runs."""
+"""Devices with hooks, threads that do not start, and a record of runs with a deadline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.waiting import PATIENCE
 
 
 def refuse_threads(patch: pytest.MonkeyPatch, name: str, error: type[Exception] = RuntimeError) -> None:
-    """Have no more threads of a name be started."""
+    """Make each start of a thread fail if the thread's name contains `name`."""
     start = threading.Thread.start
 
     def failing(thread: threading.Thread) -> None:
@@ -31,7 +31,7 @@ def refuse_threads(patch: pytest.MonkeyPatch, name: str, error: type[Exception] 
 
 
 class Ended:
-    """What became of the runs of a class of kernels that had a deadline."""
+    """Recorder of runs with a deadline, for one class of kernels. `errors` has the exception of each run, or None."""
 
     def __init__(self, monkeypatch: Any, kind: Any) -> None:
         self.errors: list[BaseException | None] = []
@@ -59,7 +59,7 @@ class Ended:
 
 
 class ScriptedModel(PreparedModel):
-    """Answers what the device's hook "execute" gives, or else the device's `result`."""
+    """A prepared model whose answer comes from the device's hook "execute", or else from the device's `result`."""
 
     def __init__(self, device: FakeDevice, model: Model) -> None:
         self.device = device
@@ -78,7 +78,7 @@ class ScriptedModel(PreparedModel):
 
 
 class FakeModel(ScriptedModel):
-    """Its bursts run nothing, and report what becomes of them."""
+    """A prepared model whose bursts run nothing, and record the calls of their methods."""
 
     def configure_execution_burst(
         self, callback: BurstCallback, request_channel: Any, result_channel: Any, polling_window: float | None = None
@@ -110,7 +110,7 @@ class FakeContext(BurstContext):
 
 
 class FakeDevice(Device):
-    """Accepts everything. `hooks` maps "prepare", "execute", "supported", "burst" to functions called on the way."""
+    """A device that supports every model. `hooks` are functions that it calls: prepare, execute, supported, burst."""
 
     name, version_string, capabilities = "test-fake", "1", Capabilities()
     prepared: type[ScriptedModel] = FakeModel
@@ -139,6 +139,6 @@ class FakeDevice(Device):
 
 
 class ScriptedDevice(FakeDevice):
-    """Its bursts run as those of any device in this process."""
+    """A fake device with real bursts, which call the hook "execute" for each run."""
 
     prepared = ScriptedModel

@@ -1,4 +1,4 @@
-"""A running gateway of the Open Inference Protocol, its models, and what is sent to it."""
+"""A running gateway of the Open Inference Protocol, its models, and requests to it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MARKS = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.fi
 
 @contextlib.contextmanager
 def shared_memory(key: str, size: int) -> Iterator[int]:
-    """POSIX shared memory of a client's, as a descriptor."""
+    """Create a client's POSIX shared memory. Yield its descriptor."""
     path = f"/dev/shm{key}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -93,20 +93,20 @@ def relu() -> Any:
 
 
 def types() -> Any:
-    """One input and output of each type, by way of Identity."""
+    """Return a model with an input and an equal output of each type."""
     kinds = {"f2": 10, "f8": 11, "i1": 3, "u1": 2, "i4": 6, "i8": 7, "b": 9}
     inputs, outputs = ([(side + name, kind, (3,)) for name, kind in kinds.items()] for side in ("in_", "out_"))
     return graph([node("Identity", ["in_" + name], ["out_" + name]) for name in kinds], inputs, outputs)
 
 
 def compress() -> Any:
-    """The rows of x that c chooses. The model says that there are as many as before."""
+    """Return a model that keeps the rows of x that c selects. It declares as many output rows as input rows."""
     inputs = [("x", FLOAT, ("n", 8)), ("c", 9, ("n",))]
     return graph([node("Compress", ["x", "c"], ["y"], axis=0)], inputs, [("y", FLOAT, ("n", 8))])
 
 
 def total() -> Any:
-    """The sum of x, which has no dimensions."""
+    """Return a model that sums x; its output has no dimensions."""
     return graph([node("ReduceSum", ["x"], ["y"], keepdims=0)], [("x", FLOAT, ("n", "m"))], [("y", FLOAT, ())])
 
 
@@ -128,7 +128,7 @@ def placed(kind: Any, offset: int = 0, size: int = X.nbytes, name: str = "tensor
 
 
 def refused(url: str, body: bytes, **headers: str) -> str:
-    """Return the sentence with which a request over HTTP is refused."""
+    """Send a request over HTTP, which must be refused. Return the error message."""
     with pytest.raises(urllib.error.HTTPError) as info:
         urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=60)
     with info.value as answer:
@@ -138,14 +138,14 @@ def refused(url: str, body: bytes, **headers: str) -> str:
 
 
 def request_of(x: Any = X, model: str = "relu", **more: Any) -> Any:
-    """A request over gRPC with an input of floats, as bytes."""
+    """Return a gRPC request with a float input as raw bytes."""
     request = pb.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()], **more)
     request.inputs.add(name="x", datatype="FP32", shape=x.shape)
     return request
 
 
 def refused_by_grpc(call: Any, request: Any) -> str:
-    """Return the sentence with which a request over gRPC is refused."""
+    """Send a request over gRPC, which must be refused. Return the error message."""
     with pytest.raises(grpc.RpcError) as info:
         call(request, timeout=60)
     assert info.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -157,28 +157,28 @@ def conversions(datatype: str) -> ModelTensor:
 
 
 def gateway_of(service: int) -> int:
-    """The process, once it listens; 0 before."""
+    """Return the process id of a service's gateway, or 0 before the gateway listens."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
         return next((pid for pid in beside(service) if listens(pid)), 0)
     return 0
 
 
 def listens(pid: int) -> bool:
-    """Whether a process has a listening socket for each protocol."""
+    """Return True if a process has a listening socket for each protocol."""
     sockets = open_files(pid)
     rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()]
     return sum(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows) >= len(PROTOCOLS)
 
 
 def ended(pid: int, number: int) -> None:
-    """Send a process a signal and wait until nothing of it is there."""
+    """Send a signal to a process, and wait until the process has ended."""
     with open(os.pidfd_open(pid), "rb", buffering=0) as pidfd:
         signal.pidfd_send_signal(pidfd.fileno(), number)
         assert select.select([pidfd], [], [], 60)[0], "it does not end"
 
 
 class SlowModels:
-    """One model that runs until it is told, and says how long it was given."""
+    """A set with one model. Its runs put their timeouts into `runs`, wait for `go_on`, and return `answers`."""
 
     def __init__(self) -> None:
         self.model = SimpleNamespace(
@@ -206,7 +206,7 @@ def raw(size: int) -> Any:
 
 @contextlib.asynccontextmanager
 async def ports(models: Any, budget: Budget | None = None, **options: Any) -> AsyncIterator[tuple[int, int]]:
-    """The ports of gRPC and HTTP of a gateway of this process."""
+    """Start a gateway in this process. Yield its ports of gRPC and HTTP."""
     shared, place = budget or Budget(), "127.0.0.1:0"
     server, port = await gateway_grpc.serve(models, Regions(False), shared, place, **options)
     runner, rest_port = await gateway_rest.serve(models, Regions(False), shared, place, **options)
@@ -219,7 +219,7 @@ async def ports(models: Any, budget: Budget | None = None, **options: Any) -> As
 
 @contextlib.asynccontextmanager
 async def both_protocols(models: Any, budget: Budget | None = None) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
-    """The stub of a gRPC client, and an HTTP session, of a gateway of this process."""
+    """Start a gateway in this process. Yield a gRPC stub and an HTTP session that are connected to it."""
     async with ports(models, budget) as (port, rest_port):
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         async with channel, aiohttp.ClientSession(f"http://127.0.0.1:{rest_port}") as http:

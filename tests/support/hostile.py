@@ -1,4 +1,4 @@
-"""Messages that are wrong in ways that their own types suggest, and descriptors of every kind."""
+"""Wrong messages, derived from the types of correct ones, and descriptors of every kind."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SCALARS: tuple[Any, ...] = (
 )  # fmt: skip
 MOST_LINGERING = 24
 NUMBERS = (0, 0, 0, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 64, 4096, 65536)
-"""Small ones name objects and devices that there are."""
+"""Numbers for random fields. The small ones are ids of existing objects and devices."""
 
 
 class Values:
-    """Random values of a type: most are what the type allows, since only such get further than the decoder."""
+    """Generator of random values of a type. The type allows most values, because the decoder rejects all others."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -123,7 +123,7 @@ def mutated(dice: random.Random, value: Any) -> Any:
 
 
 class Descriptors:
-    """Makes descriptors of every kind that a process can send. What must outlive them is kept until `close`."""
+    """Maker of descriptors of every kind that a process can send. Peers of sockets stay open until `close`."""
 
     def __init__(self, dice: random.Random, directory: Path) -> None:
         self.dice = dice
@@ -147,7 +147,7 @@ class Descriptors:
         }
 
     def any(self, *, slow: bool = True) -> int:
-        """Return a new one of some kind, to be given to `let_go` unless it is none that lingers."""
+        """Return a new descriptor of a random kind. A slow one, whose close may block, must be passed to `let_go`."""
         kinds = [name for name in self.kinds if slow or name not in ("lingering", "parcel")]
         make = self.kinds[self.dice.choice(kinds)]
         try:
@@ -156,13 +156,13 @@ class Descriptors:
             return os.open(os.devnull, os.O_RDWR)
 
     def forget(self, fds: list[int]) -> None:
-        """Close descriptors that are on their way, so that ours are not the last."""
+        """Close descriptors that were sent. The message keeps their files open, so that no close blocks."""
         self._slow.difference_update(fds)
         for fd in fds:
             os.close(fd)
 
     def let_go(self, fds: list[int]) -> None:
-        """Close descriptors. Not in place where ours may be the last of a socket that lingers."""
+        """Close descriptors. Slow ones are closed in a thread, because closing them may block."""
         for fd in fds:
             if fd in self._slow:
                 self._slow.remove(fd)
@@ -173,7 +173,7 @@ class Descriptors:
                 os.close(fd)
 
     def close(self) -> None:
-        """End what lingers."""
+        """Close the peers of sockets, and wait for the threads that close slow descriptors."""
         for sock in (*self._kept, *self._full):
             sock.close()
         for closer in self._closers:
@@ -195,7 +195,7 @@ class Descriptors:
         return fd
 
     def _make_queue_like(self) -> int:
-        """Sealed as the memory of a queue, full of what may be counters."""
+        """Return memory that is sealed like a queue's and begins with random counters."""
         fd = os.memfd_create("fuzz", os.MFD_ALLOW_SEALING)
         os.write(fd, self.dice.randbytes(64) + bytes(65536 - 64))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -218,7 +218,7 @@ class Descriptors:
         return theirs.detach()
 
     def _make_parcel(self) -> int:
-        """A local socket in which a socket waits whose end takes as long as it likes."""
+        """Return a local socket with a message that contains a lingering socket."""
         if len(self._full) >= MOST_LINGERING:
             return self._make_pair()
         ours, theirs = socket.socketpair()
@@ -230,7 +230,7 @@ class Descriptors:
         return theirs.detach()
 
     def lingering(self) -> int:
-        """A socket of the network that has more to say than its peer hears, and would wait for an hour with that."""
+        """Return a TCP socket with unsent data, whose close waits for an hour."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             sock = socket.create_connection(server.getsockname())
@@ -262,5 +262,5 @@ class Descriptors:
 
 
 def encoded(value: Any) -> bytes:
-    """Encode what a decoder has made of a message, or a type suggests."""
+    """Encode a value as MessagePack."""
     return msgspec.msgpack.encode(value)

@@ -1,4 +1,4 @@
-"""What an image's bytes mean, format by format and sample by sample: a second opinion on `nnburst.memory.image`."""
+"""The meaning of an image's bytes in each format, written independently of `nnburst.memory.image`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CHANNELS = {
     "R8G8": (0, 1),
     "R16G16": (0, 1),
 }
-"""Where R, G, B and A, or what there is, stand in a pixel of the formats of one plane."""
+"""Positions of R, G, B and A (or of the existing channels) in a pixel, for formats with one plane."""
 PLANES = {"NV12": 2, "NV21": 2, "P010": 2, "I420": 3, "YV12": 3}
-"""The others: Y, then pairs of U and V or V and U in one plane, or a plane of each."""
+"""Number of planes of the other formats: Y, then one plane with pairs of U and V, or a plane of U and one of V."""
 BYTES = {"FP16": 2, "GRAY16": 2, "R16G16": 2, "P010": 2}
 FOURCC = {
     "RGB": "BG24",
@@ -44,7 +44,7 @@ FOURCC = {
 
 
 def places(name: str, layout: ImageLayout) -> Iterator[int]:
-    """Yield the first byte in the object of each element of the tensor, in its order."""
+    """Yield the offset in memory of each element of the tensor, in the order of the tensor."""
     size, width, height = BYTES.get(name, 1), layout.width, layout.height
     half_width, half_height = (width + 1) // 2, (height + 1) // 2
     for layer in range(layout.layers):
@@ -71,24 +71,24 @@ def places(name: str, layout: ImageLayout) -> Iterator[int]:
 
 
 def pixel_bytes(name: str, layout: ImageLayout) -> set[int]:
-    """The bytes that belong to pixels; all others are gaps."""
+    """Return the offsets of all bytes that belong to pixels. All other bytes are gaps."""
     return {place + i for place in places(name, layout) for i in range(BYTES.get(name, 1))}
 
 
 def decode(name: str, layout: ImageLayout, raw: bytes) -> list[int]:
-    """Return the numbers in memory, in the order of the tensor; of FP16, their bits."""
+    """Return the numbers in memory in the order of the tensor. FP16 numbers are returned as their bits."""
     size = BYTES.get(name, 1)
     return [int.from_bytes(raw[place : place + size], "little") for place in places(name, layout)]
 
 
 def bits(tensor: np.ndarray[Any, Any]) -> list[int]:
-    """The tensor as `decode` has it."""
+    """Return a tensor's numbers in the form that `decode` returns."""
     return tensor.reshape(-1).view(f"<u{tensor.dtype.itemsize}").tolist()  # type: ignore[no-any-return]
 
 
 @st.composite
 def layouts(draw: st.DrawFn, name: str) -> ImageLayout:
-    """Images of few pixels, odd sizes among them, whose planes lie in any order and with gaps of any size."""
+    """Draw a layout of a small image with any size, order of planes and gaps."""
     width, height, layers = (draw(st.integers(1, most)) for most in (9, 7, 3))
     size, gap = BYTES.get(name, 1), st.integers(0, 3)
     half_width, half_height = (width + 1) // 2, (height + 1) // 2

@@ -1,4 +1,4 @@
-"""Models that have taken their process over: a device runs what a test wants, in a worker of a shared service."""
+"""Models that have taken over their process: a device runs a test's function in a worker of a shared service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support import ROOT
 from support.services import Shared, shared_service
 
 MOST_INLINE = 128
-"""Bytes of a constant that lies in the model itself."""
+"""Maximum bytes of a constant that is stored in the model itself."""
 DEVICE = """
 import contextlib, json, os
 from nnburst.devices import LocalDevice
@@ -47,14 +47,14 @@ class Hostile(LocalDevice):
 def hostile_service(
     directory: Path, function: Callable[..., object], *options: str, setup: str = "", **process: Any
 ) -> Iterator[Shared]:
-    """Run a shared service with a device that calls a function, with what `attack` gives, while it compiles.
+    """Run a shared service whose device calls a function with the arguments of `attack` when it compiles.
 
     Args:
-        directory: Of the service's files.
-        function: Its source is the device's: it knows `contextlib`, `json` and `os`, and what the setup has made.
-        options: Of the service.
-        setup: Statements that run before the door is closed.
-        process: Of `Shared`, or for its `subprocess.Popen`.
+        directory: Directory of the service's files.
+        function: The function, whose source is copied. It may use `contextlib`, `json`, `os` and names of the setup.
+        options: Options of `nnburst serve`.
+        setup: Statements that run when the device is imported, before the worker enters its sandbox.
+        process: Options of `Shared` or `subprocess.Popen`.
     """
     code = directory / "code"
     (code / "hostile-1.dist-info").mkdir(parents=True)
@@ -68,13 +68,13 @@ def hostile_service(
 
 
 def attack(address: str, *arguments: object) -> Any:
-    """Have the function called in the worker of this user's models; returns what it returns."""
+    """Call the function in the worker of this user's models. Return its result."""
     with nnburst.connect(address) as service:
         return attack_with(service, *arguments)
 
 
 def attack_with(service: nnburst.Service, *arguments: object) -> Any:
-    """Likewise, over a connection that is there."""
+    """Call the function as `attack` does, over an open connection."""
     text = json.dumps(arguments).encode()
     text += b" " * (-len(text) % MOST_INLINE)
     b = nnburst.ModelBuilder()

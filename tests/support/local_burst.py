@@ -25,7 +25,7 @@ WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "sh
 
 
 class Adder(BurstExecutorWithCache):
-    """y = x + 1 on four floats; records what the server asks of it, and can be told to misbehave."""
+    """An executor of y = x + 1 on four floats, which records the server's calls. Runs call `during` first."""
 
     def __init__(self) -> None:
         super().__init__(self.bound_to)
@@ -55,7 +55,7 @@ class Adder(BurstExecutorWithCache):
 
 
 class LocalModel:
-    """The least that a controller needs: serves the burst in a thread of this process."""
+    """The least that a controller needs of a model. A thread of this process serves the burst."""
 
     def __init__(self, executor: BurstExecutorWithCache | None = None) -> None:
         self.executor = executor or Adder()
@@ -103,6 +103,6 @@ def bind(controller: ExecutionBurstController, request: Request) -> BoundRequest
 
 @contextlib.contextmanager
 def bound(model: LocalModel, memory: Memory, **options: Any) -> Iterator[tuple[ExecutionBurstController, BoundRequest]]:
-    """A burst, and an execution that is bound to it."""
+    """Yield a burst and an execution that is bound to it."""
     with ExecutionBurstController.create(model, **options) as controller:
         yield controller, bind(controller, adder_request(memory))

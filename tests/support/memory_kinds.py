@@ -14,14 +14,14 @@ from nnburst.model import Request
 from nnburst.model.types import DataLocation, RequestArgument
 
 COUNT = 64
-"""Elements of the tensors of `sum_model`."""
+"""Number of elements in each tensor of `sum_model`."""
 NBYTES = 4 * COUNT
 Pool = contextlib.AbstractContextManager[Memory]
 ADDEND = np.arange(COUNT, dtype=np.float32)
 
 
 def sum_model() -> Model:
-    """y = x + [0, 1, 2, ...]; the constant is large enough for a pool."""
+    """Return y = x + [0, 1, 2, ...]. The constant is so large that it gets a pool."""
     b = ModelBuilder()
     b.output("y", b.add(b.input("x", OperandType.TENSOR_FLOAT32, (COUNT,)), ADDEND))
     return b.build()
@@ -32,7 +32,7 @@ def argument(offset: int = 0, length: int = NBYTES, pool: int = 0, dims: tuple[i
 
 
 def sum_request(memory: Memory, base: int = 0) -> Request:
-    """x at `base`, y behind it."""
+    """Return a request with x at offset `base`, and y behind x."""
     return Request((argument(base),), (argument(base + NBYTES),), (memory,))
 
 
@@ -88,4 +88,4 @@ KINDS: dict[str, tuple[Callable[[int], Pool], bool]] = {
     "posix_shm": (posix_shm, False),
     "blob": (blob, True),
 }
-"""Maker of a pool, and whether a device maps it."""
+"""Function that makes a pool, and True if a device maps the pool."""

@@ -108,7 +108,7 @@ ERROR = protocol.ErrorReply(4, "there is no model 'x'")
 
 
 def shown(value: Any) -> str:
-    """Return plain MessagePack as people read it: JSON, and bytes as h'…' in hexadecimal."""
+    """Return decoded MessagePack as text: JSON, and bytes as h'…' in hexadecimal."""
     if isinstance(value, bytes):
         return f"h'{value.hex()}'"
     if isinstance(value, dict):

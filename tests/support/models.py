@@ -16,7 +16,7 @@ from nnburst.nnapi import Compilation, Execution, MemoryDesc
 
 
 def built(inputs: Sequence[OperandDesc], make: Callable[..., Any]) -> Model:
-    """A model of inputs, and of what `make` makes of a builder and of them: an operand, or several."""
+    """Return a model. `make` gets a builder and the inputs, and returns one output operand or several."""
     b = ModelBuilder()
     given = [
         b.input(f"x{i}", x.type, x.dimensions, scale=x.scale, zero_point=x.zero_point) for i, x in enumerate(inputs)
@@ -30,7 +30,7 @@ def built(inputs: Sequence[OperandDesc], make: Callable[..., Any]) -> Model:
 def relu(
     shape: tuple[int, ...] = (4,), type: OperandType = OperandType.TENSOR_FLOAT32, count: int = 1, **quantisation: Any
 ) -> Model:
-    """y = max(x, 0); or so many of them that have nothing to do with each other."""
+    """Return y = max(x, 0), or `count` independent operations of this kind in one model."""
     b = ModelBuilder()
     for number in range(count) if count > 1 else ("",):
         x = b.input(f"x{number}", type, shape, **quantisation)
@@ -39,7 +39,7 @@ def relu(
 
 
 def tiny_model(constant_bytes: int = 16) -> Model:
-    """y = x + constant, of floats; a constant of more than 128 bytes is a pool of its own."""
+    """Return y = x + constant. A constant of more than 128 bytes gets its own pool."""
     builder = ModelBuilder()
     n = constant_bytes // 4
     x = builder.input("x", OperandType.TENSOR_FLOAT32, (n,))
@@ -55,7 +55,7 @@ def request_on(pool: Memory, nbytes: int = 256) -> Request:
 
 
 def add_model() -> Model:
-    """y = x + [1, 2, 3, 4]."""
+    """Return y = x + [1, 2, 3, 4]."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (4,))
     b.output("y", b.add(x, np.array([1, 2, 3, 4], np.float32)))
@@ -63,14 +63,14 @@ def add_model() -> Model:
 
 
 def counter() -> Model:
-    """t_out = t + 1."""
+    """Return t_out = t + 1."""
     b = ModelBuilder()
     b.output("t_out", b.add(b.input("t", OperandType.TENSOR_FLOAT32, (4,)), np.ones(4, np.float32)))
     return b.build()
 
 
 def add_with_activation(shape: tuple[int, ...]) -> Model:
-    """y = activation(a + b), where the activation is an input, so that a run can fail."""
+    """Return y = activation(a + b). The activation is an input, so an invalid one makes a run fail."""
     b = ModelBuilder()
     both = [b.input(name, OperandType.TENSOR_FLOAT32, shape) for name in "ab"]
     b.output("y", b.add(*both, activation=b.input("activation", OperandType.INT32), dimensions=shape))
@@ -78,7 +78,7 @@ def add_with_activation(shape: tuple[int, ...]) -> Model:
 
 
 def open_model() -> Model:
-    """y = x + 1 with an open first dimension."""
+    """Return y = x + 1 with an open first dimension."""
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 2))
     b.output("y", b.add(x, np.ones((1, 2), np.float32)))
@@ -86,7 +86,7 @@ def open_model() -> Model:
 
 
 def chained(outer: Model, levels: int) -> Model:
-    """Put a model of one subgraph into itself so many times; what it refers to is innermost."""
+    """Nest a model in itself: each of `levels` levels refers to the next, and the last to the model's own subgraphs."""
 
     def level(number: int) -> Subgraph:
         operands = [
@@ -99,7 +99,7 @@ def chained(outer: Model, levels: int) -> Model:
 
 
 def doubling_model(levels: int = 40) -> Model:
-    """y = ±x by 2 ** levels operations: each level runs the next one twice, in two IFs one after the other."""
+    """Return y = ±x in 2 ** levels operations: each level runs the next level twice, in two IFs one after the other."""
     model: Model | None = None
     for _ in range(2):
         b = ModelBuilder()
@@ -113,14 +113,14 @@ def doubling_model(levels: int = 40) -> Model:
 
 @contextlib.contextmanager
 def compiled(model: Any, devices: Any) -> Iterator[Compilation]:
-    """A finished compilation of a model for devices, or for a service."""
+    """Yield the finished compilation of a model for `devices`, which are devices or a service."""
     with Compilation(model, devices) as compilation:
         compilation.finish()
         yield compilation
 
 
 def described(*roles: tuple[Compilation, str, int], dimensions: tuple[int, ...] = ()) -> MemoryDesc:
-    """A finished description of a memory of the device."""
+    """Return a finished description of a device memory."""
     desc = MemoryDesc()
     for compilation, kind, index in roles:
         getattr(desc, f"add_{kind}_role")(compilation, index)
@@ -131,7 +131,7 @@ def described(*roles: tuple[Compilation, str, int], dimensions: tuple[int, ...] 
 
 
 def ready(compilation: Compilation, x: Any, y: Any, **options: Any) -> Execution:
-    """An execution whose first input and first output are set."""
+    """Return an execution with its first input and first output set."""
     execution = Execution(compilation, **options)
     execution.set_input(0, x)
     execution.set_output(0, y)

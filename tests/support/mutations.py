@@ -1,4 +1,4 @@
-"""Mutations of valid models, each at every possible place."""
+"""Mutations of valid models. Each mutation is applied at every possible place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_operation(model: Model, position: int, **changes: object) -> Model:
 
 
 def recounted(model: Model) -> Model:
-    """Make every consumer count right again, so that nothing but the mutation itself is wrong."""
+    """Correct every consumer count, so that only the mutation itself is wrong."""
     counts = [0] * len(model.main.operands)
     for operation in model.main.operations:
         for index in operation.inputs:
@@ -47,7 +47,7 @@ def recounted(model: Model) -> Model:
 
 
 def relisted(model: Model) -> Model:
-    """Make the input and output lists agree with the lifetimes again."""
+    """Rebuild the input and output lists from the operands' lifetimes."""
 
     def listed(old: tuple[int, ...], lifetime: Lifetime) -> tuple[int, ...]:
         marked = [i for i, operand in enumerate(model.main.operands) if operand.lifetime == lifetime]
@@ -66,7 +66,7 @@ def relisted(model: Model) -> Model:
 
 
 def mutate_014(model: Model) -> Iterator[Mutant]:
-    """Operations that read a result, moved to the front."""
+    """Move to the front an operation that reads a result."""
     operations = model.main.operations
     for position, operation in enumerate(model.main.operations):
         if any(model.main.operands[i].lifetime in WRITTEN for i in operation.inputs):
@@ -75,7 +75,7 @@ def mutate_014(model: Model) -> Iterator[Mutant]:
 
 
 def mutate_015(model: Model) -> Iterator[Mutant]:
-    """Operations whose result is read, moved to the end."""
+    """Move to the end an operation whose result is read."""
     operations = model.main.operations
     for position, operation in enumerate(model.main.operations):
         if any(model.main.operands[i].number_of_consumers for i in operation.outputs):
@@ -169,14 +169,14 @@ def mutate_023(model: Model) -> Iterator[Mutant]:
 
 
 def mutate_024(model: Model) -> Iterator[Mutant]:
-    """Append a copy of an operation that writes what the original writes."""
+    """Append a copy of an operation, which writes the same operands as the original."""
     for position, operation in enumerate(model.main.operations):
         doubled = with_main(model, operations=(*model.main.operations, operation))
         yield f"operation {position}", recounted(doubled)
 
 
 def legal_for(operand: OperandDesc, code: OperandType) -> OperandDesc:
-    """Give an operand another type with dimensions, scale and zero point that are legal for it."""
+    """Give an operand another type, with dimensions, scale and zero point that are legal for the type."""
     info = OPERANDS[code]
     dims = () if info.is_scalar else operand.dimensions or (1,)
     extra = None
@@ -208,7 +208,7 @@ _FLOATS = {T.TENSOR_FLOAT32, T.TENSOR_FLOAT16}
 
 
 def _is_exempt(model: Model, index: int, code: OperandType) -> bool:
-    """Positions that 025 leaves out, because the operation accepts the other type there."""
+    """Return True if an operation that uses the operand accepts the other type. `mutate_025` skips such operands."""
     for operation in model.main.operations:
         here = index in operation.inputs
         if operation.type in _FILTERS and here and operation.inputs[1] == index:
@@ -267,7 +267,7 @@ def mutate_029(model: Model) -> Iterator[Mutant]:
 
 
 def without_operand(model: Model, gone: int) -> Model:
-    """Remove an operand from the operand list and from every list that names it."""
+    """Remove an operand from the operand list and from every list that contains its index."""
 
     def kept(indexes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(i - (i > gone) for i in indexes if i != gone)
@@ -313,7 +313,7 @@ _OPTION_COUNTS = {
     OperationType.L2_POOL_2D: (8, 11),
     OperationType.SOFTMAX: (3,),
 }
-"""Counts of inputs at which the last one is a single option."""
+"""Numbers of inputs at which the last input is a single option, by operation."""
 
 
 def _shorter_is_legal(operation: Operation, at: int) -> bool:
@@ -452,7 +452,7 @@ RULES = {
     "041": "V4|V5|V15",
     "043": "V10",
 }
-"""The rule that a mutation breaks, and no other: a mutant that is rejected for something else shows nothing."""
+"""The only rule that each mutation breaks. A mutant that another rule rejects would test nothing."""
 
 MUTATIONS = {
     name.removeprefix("mutate_"): function for name, function in list(globals().items()) if name.startswith("mutate_")

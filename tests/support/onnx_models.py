@@ -1,4 +1,4 @@
-"""ONNX files for tests, made with the `onnx` package, and what ONNX Runtime makes of them in process."""
+"""ONNX models made with the `onnx` package, and their outputs in ONNX Runtime in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def graph(
     weights: Mapping[str, np.ndarray] = {},
     opset: int = 17,
 ) -> Any:
-    """A model of one graph; inputs and outputs are (name, element type, shape)."""
+    """Return a model of one graph. Inputs and outputs are (name, element type, shape)."""
 
     def values(rows: Sequence[Value]) -> list[Any]:
         return [helper.make_tensor_value_info(*row) for row in rows]
@@ -47,7 +47,7 @@ def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attribu
 
 
 def classifier() -> Any:
-    """Of rows of two numbers, as scikit-learn's are exported: a label, and a dict of scores by label, for each."""
+    """Return a classifier like scikit-learn's exports. For each row of two numbers: a label, and scores by label."""
     labels, weights = ["cat", "dog", "é"], [1.0, 0.0, 0.0, 1.0, -1.0, -1.0]
     options = {"coefficients": weights, "intercepts": [0.0] * 3, "post_transform": "SOFTMAX"}
     ml = "ai.onnx.ml"
@@ -62,7 +62,7 @@ def classifier() -> Any:
 
 
 def mlp(width: int, layers: int, batch: int | str = 1) -> Any:
-    """Layers of Gemm and Relu, from `x` to `y`."""
+    """Return a model of Gemm and Relu layers, from `x` to `y`."""
     nodes, weights, last = [], {}, "x"
     for i in range(layers):
         weights[f"w{i}"] = (RNG.normal(size=(width, width)) / np.sqrt(width)).astype(np.float32)
@@ -74,7 +74,7 @@ def mlp(width: int, layers: int, batch: int | str = 1) -> Any:
 
 
 def run_graph(graph: Graph, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """What a compiled graph makes of arrays."""
+    """Run a compiled graph on arrays. Return its outputs."""
     binding = graph.session.io_binding()
     for argument in graph.inputs:
         array = inputs[argument.name]
@@ -98,13 +98,13 @@ def save(model: Any, path: Path) -> str:
 
 
 def save_external(model: Any, path: Path, data: str = "weights.bin") -> str:
-    """Save with every initializer in one file beside the model."""
+    """Save a model, with all initializers in one file beside it."""
     onnx.save(model, path, save_as_external_data=True, location=data, size_threshold=0)
     return str(path)
 
 
 def in_process(path: str | bytes, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """What `InferenceSession.run` answers, one thread."""
+    """Return the outputs of `InferenceSession.run` on one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

@@ -1,4 +1,4 @@
-"""Running one operation in every data type, and comparing it with a function of real numbers."""
+"""Runs of one operation in every data type, compared with a function of real numbers."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ KINDS = {"float32": F32, "float16": F16, "int32": I32, "uint8": Q8, "int8": Q8S}
 
 @dataclass(frozen=True)
 class Fx:
-    """A floating point scalar, half where the data is."""
+    """A floating point scalar, float16 if the data is float16."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Box:
-    """Coordinates: like the data if it is floating point, else in eighths of a pixel."""
+    """Coordinates, of the data's type if the data is floating point, else in eighths of a pixel."""
 
     value: Array
 
 
 @dataclass(frozen=True)
 class Typed:
-    """A tensor or scalar of a type of its own."""
+    """A tensor or scalar whose type does not depend on T."""
 
     value: Any
     type: OperandType
@@ -61,7 +61,7 @@ def rng(seed: int) -> np.random.Generator:
 
 
 def quantisation(kind: OperandType, *values: Array) -> tuple[float, int]:
-    """A scale and zero point with which a type can hold the values."""
+    """Return a scale and zero point with which a type can represent the values."""
     info = operand_info(kind)
     if not info.is_quantised:
         return 0.0, 0
@@ -88,9 +88,9 @@ def decoded(stored: Array, scale: float, zero_point: int) -> Array:
 def run_model(
     model: Model, inputs: Sequence[Array], *, loop_timeout_ns: int = 0
 ) -> tuple[ErrorStatus, list[Array], Any]:
-    """Run a model in process; outputs have the dimensions that are reported, or those of the model.
+    """Run a model on the reference device. Return status, outputs and the reported output shapes.
 
-    If every operation can be lowered, ONNX Runtime must give the same, as far as the specification asks for.
+    If every operation can be lowered, ONNX Runtime must give the same outputs, with the specified tolerance.
     """
     found = run_on(ReferenceDevice(), model, inputs, loop_timeout_ns=loop_timeout_ns)
     check_lowered(model, inputs, *found[:2])
@@ -99,7 +99,7 @@ def run_model(
 
 @cache
 def lowering_device() -> OnnxRuntimeDevice | None:
-    """The device that lowers, if its libraries are there."""
+    """Return the device that lowers operations to ONNX Runtime, or None if its libraries are not installed."""
     with contextlib.suppress(DeviceUnavailable, ImportError):
         from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 
@@ -108,7 +108,7 @@ def lowering_device() -> OnnxRuntimeDevice | None:
 
 
 def check_lowered(model: Model, inputs: Sequence[Array], status: ErrorStatus, wanted: Sequence[Array]) -> bool:
-    """Compare results with those of the lowered model. Returns whether it can be lowered."""
+    """Compare results with those of the lowered model. Return False if the model is not compared."""
     device = lowering_device()
     try:
         if device is None or not all(device.get_supported_operations(model)):
@@ -138,18 +138,18 @@ def check_lowered(model: Model, inputs: Sequence[Array], status: ErrorStatus, wa
 def run_on(
     device: LocalDevice, model: Model, inputs: Sequence[Array], *, loop_timeout_ns: int = 0
 ) -> tuple[ErrorStatus, list[Array], Any]:
-    """Run a model on a device of this process; see `run_model`."""
+    """Run a model on a device in this process, and return the same as `run_model`."""
     outcome = ran(device, model, inputs, loop_timeout_ns=loop_timeout_ns)
     nothing = [np.empty(0)] * len(model.main.output_indexes)
     return outcome.status, outcome.outputs or nothing, outcome.shapes
 
 
 def outputs_of(make: Callable[..., Any], *inputs: Array, **quantisation: Any) -> list[Array]:
-    """Return what a model gives that `make` makes of a builder and of inputs; their types are those of the arrays.
+    """Build a model and return its outputs for `inputs`.
 
     Args:
-        make: Returns an operand, or several.
-        inputs: What the model gets. Bytes are `TENSOR_QUANT8_ASYMM`.
+        make: Function that gets a builder and the input operands, and returns one output operand or several.
+        inputs: Values of the inputs, which have the arrays' types. uint8 becomes `TENSOR_QUANT8_ASYMM`.
         quantisation: `scale` and `zero_point` of all inputs.
     """
     descs = [OperandDesc(KINDS[x.dtype.name], x.shape, **quantisation) for x in inputs]
@@ -159,7 +159,7 @@ def outputs_of(make: Callable[..., Any], *inputs: Array, **quantisation: Any) ->
 
 
 def with_constants_as_inputs(model: Model, inputs: Sequence[Array]) -> tuple[Model, list[Array]]:
-    """Make every constant that has a value an input, but those that have a scale for each channel."""
+    """Turn each constant into an input, except constants with one scale per channel. Return the inputs' values."""
     operands, arrays, indexes = list(model.main.operands), list(inputs), list(model.main.input_indexes)
     for index, operand in enumerate(operands):
         dtype, where = operand_info(operand.type).dtype, operand.location
@@ -179,7 +179,7 @@ def with_constants_as_inputs(model: Model, inputs: Sequence[Array]) -> tuple[Mod
 
 
 def with_omitted_inputs(model: Model) -> Model:
-    """Make every operand without a value an input, which requests then omit."""
+    """Turn each operand without a value into an input, which requests then omit."""
     operands, missing = list(model.main.operands), []
     for index, operand in enumerate(operands):
         if operand.lifetime == Lifetime.NO_VALUE:
@@ -190,7 +190,7 @@ def with_omitted_inputs(model: Model) -> Model:
 
 
 class Case:
-    """One use of an operation: arrays of floats are tensors of T, which are inputs of the model."""
+    """One use of an operation in a tested type T. Arrays of float64 become model inputs of type T."""
 
     def __init__(self, operation: OperationType, *arguments: Any) -> None:
         self.operation = operation
@@ -205,10 +205,10 @@ class Case:
         shared: bool = False,
         quantisations: Sequence[tuple[float, int]] = (),
     ) -> tuple[list[Array], list[Array], list[Any]]:
-        """Run it with T = kind.
+        """Run the operation with T = `kind`.
 
         Returns:
-            Stored outputs, their real values, and what `wanted` makes of the real inputs.
+            Stored outputs, their real values, and the result of `wanted` for the inputs' real values.
         """
         b, inputs, reals = ModelBuilder(), [], []
         floats = [a for a in self.arguments if isinstance(a, np.ndarray) and a.dtype == np.float64]
@@ -278,7 +278,7 @@ class Case:
         return outputs, values, expected
 
     def check(self, wanted: Callable[..., Any], kinds: Sequence[OperandType] = REALS, **options: Any) -> None:
-        """Compare with `wanted` in each type: real values of the inputs in, real values of the outputs out."""
+        """Compare the operation in each type with `wanted`, a function from real inputs to real outputs."""
         for kind in kinds:
             outputs, values, expected = self.run(kind, wanted, **options)
             for out, found, want, quant in zip(outputs, values, expected, self.quants, strict=False):

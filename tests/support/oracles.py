@@ -1,4 +1,4 @@
-"""Random uses of operations, judged by implementations that are not ours: ONNX Runtime, or loops over numbers."""
+"""Random uses of operations, compared with independent implementations: ONNX Runtime, or loops over numbers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _OPTIONS.intra_op_num_threads = 1
 _OPTIONS.log_severity_level = 3
 
 FEW, SOME, MANY = 6, 30, 2000
-"""Draws of `make test`, `make check`, and a soak."""
+"""Number of draws in `make test`, `make check` and a soak."""
 
 
 def drawn(function: Callable[[Dice], None]) -> Callable[[range], None]:
-    """Make a test of a function of dice: a few draws in `make test`, some more in `make check`, many in a soak."""
+    """Turn a function of `Dice` into a test, whose number of draws is `FEW`, `SOME` or `MANY`."""
 
     def test(draws: range) -> None:
         for seed in draws:
@@ -47,7 +47,7 @@ def drawn(function: Callable[[Dice], None]) -> Callable[[range], None]:
 
 
 class Dice:
-    """A seeded source of small choices."""
+    """A seeded source of random choices."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ class Dice:
 
 
 def by_onnx(operator: str, *inputs: Any, outputs: int = 1, opset: int = 18, **attributes: Any) -> Any:
-    """Run one ONNX operator; reals in float32, integers as they are, None for an input that is left out."""
+    """Run one ONNX operator. Inputs of float64 become float32; None omits an input."""
     arrays = [None if x is None else _narrowed(np.asarray(x)) for x in inputs]
     names = ["" if x is None else f"x{i}" for i, x in enumerate(arrays)]
     node = helper.make_node(operator, names, [f"y{i}" for i in range(outputs)], **attributes)

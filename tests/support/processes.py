@@ -1,4 +1,4 @@
-"""Other processes: to stop, to wait for, to listen to; and the descriptors of this one."""
+"""Functions that stop, watch and start other processes, and list descriptors."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _FUTEX_WAIT_BITSET = 9  # without FUTEX_PRIVATE_FLAG, which the waits of the int
 
 
 def stop(pid: int) -> None:
-    """Stop a process, and wait until none of its threads runs any more."""
+    """Stop a process with SIGSTOP, and wait until all its threads are stopped."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: all_stand_still(pid), "the process goes on")
 
 
 def all_stand_still(pid: int) -> bool:
-    """Whether no thread of a process runs."""
+    """Return True if all threads of a process are stopped by a signal."""
     return stands(pid, "T")
 
 
 def stands(pid: int, how: str) -> bool:
-    """Whether all threads of a process are in a state."""
+    """Return True if all threads of a process are in the state `how`, a letter of proc_pid_stat(5)."""
     return all(stat.rpartition(")")[2].split()[0] == how for stat in of_threads(pid, "stat"))
 
 
 def rests(pid: int, looks: int = 20) -> bool:
-    """Whether no thread of a process runs, or has run between so many looks."""
+    """Return True if all threads of a process sleep, and none has run during `looks` milliseconds."""
 
     def switches() -> list[list[str]]:
         return [status.splitlines()[-2:] for status in of_threads(pid, "status")]
@@ -53,7 +53,7 @@ def rests(pid: int, looks: int = 20) -> bool:
 
 
 def of_threads(pid: int, file: str) -> list[str]:
-    """What the kernel says of each thread of a process in a file, without those that end meanwhile."""
+    """Return the content of a file in /proc for each thread of a process. Threads that end meanwhile are left out."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -63,7 +63,7 @@ def of_threads(pid: int, file: str) -> list[str]:
 
 @contextlib.contextmanager
 def no_more_files(pid: int) -> Iterator[None]:
-    """Have a process be refused any further descriptor."""
+    """Let a process open no further descriptor in the ``with`` block."""
     limit, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     unused = next(n for n in range(limit) if not os.path.lexists(f"/proc/{pid}/fd/{n}"))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused, most))
@@ -75,7 +75,7 @@ def no_more_files(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Have a child process stand still in the block."""
+    """Stop a child process during the ``with`` block."""
     stop(pid)
     try:
         yield
@@ -84,7 +84,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def wait_gone(pidfd: int) -> None:
-    """Wait until the process of a pidfd has ended; closes it."""
+    """Wait until the process of a pidfd has ended, and close the pidfd."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     gone = poll.poll(PATIENCE * 1000)
@@ -95,7 +95,7 @@ def wait_gone(pidfd: int) -> None:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a process says."""
+    """Return the next line that a process prints."""
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
@@ -104,10 +104,10 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def sleeps_on_an_event_word(pid: int) -> bool:
-    """Whether a thread of a process is inside the kernel, waiting for an event flag.
+    """Return True if a thread of a process waits for an event flag in the kernel.
 
     Raises:
-        OSError: The kernel does not tell.
+        OSError: The kernel does not show the threads' system calls.
     """
     for task in os.listdir(f"/proc/{pid}/task"):
         call = Path(f"/proc/{pid}/task/{task}/syscall").read_text().split()
@@ -122,19 +122,19 @@ def wait_until_asleep(pid: int) -> None:
 
 
 def run_python(*arguments: str, **process: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python to its end, in the source tree unless another directory is given; what it prints is in the result."""
+    """Run Python to its end, by default in the source tree. The result contains its output."""
     options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 2 * PATIENCE, **process}
     return subprocess.run([sys.executable, *arguments], **options)
 
 
 def start_python(program: str, *arguments: str, **process: Any) -> subprocess.Popen[str]:
-    """Start a program that one talks with by lines."""
+    """Start a Python program with pipes for its standard input and output, which carry lines of text."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, text=True, **pipes, **process)
 
 
 class Client:
-    """A client program in a process of its own. It prints one line of process ids when it is where it should be."""
+    """A client program in its own process. It prints one line of process ids when it is ready."""
 
     def __init__(self, program: str) -> None:
         path = os.pathsep.join((str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")))
@@ -152,13 +152,13 @@ class Client:
         self.pidfds = [os.pidfd_open(pid) for pid in self.pids]
 
     def say(self) -> None:
-        """Say a line to the client."""
+        """Send an empty line to the client."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def finish(self) -> int:
-        """Close its standard input, and reap the client; returns its status."""
+        """Close the client's standard input, and wait for its end. Return its exit status."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -168,12 +168,12 @@ class Client:
 
 
 def mappings(name: str) -> int:
-    """Count the mappings of this process whose file has a name."""
+    """Count the mappings of this process whose line in /proc/self/maps contains `name`."""
     return sum(name in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
 
 
 def open_fds() -> set[int]:
-    """Descriptors of this process, without the one that lists them."""
+    """Return the open descriptors of this process."""
     fds = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ def open_fds() -> set[int]:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What each descriptor of a process is, without those that are closed meanwhile."""
+    """Return the target of each descriptor's link in /proc. Descriptors that are closed meanwhile are left out."""
     files = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -192,17 +192,17 @@ def descriptors(pid: int) -> list[str]:
 
 
 def open_files(pid: int) -> set[str]:
-    """What a process has open: paths, and sockets by number, which none gets twice."""
+    """Return the open files of a process: paths, and sockets with their unique numbers."""
     return set(descriptors(pid))
 
 
 def children(pid: int) -> set[int]:
-    """Return the processes that a process has started and that are its children."""
+    """Return the children of a process."""
     return {int(child) for listed in of_threads(pid, "children") for child in listed.split()}
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the processes below a process, of those that are there."""
+    """Return all descendants of a process that are alive."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -215,7 +215,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def worker_of(session: nnburst.Session) -> int:
-    """The process that runs a session's model."""
+    """Return the id of the process that runs a session's model."""
     device = session.compilation.device
     hello, _ = device.place().connection.call(protocol.Hello(version=protocol.VERSION, pid=0))  # type: ignore[attr-defined]
     return int(hello.pid)
@@ -233,14 +233,14 @@ def workers_of(broker: int) -> set[int]:
 
 
 def beside(broker: int) -> set[int]:
-    """Return the processes that a shared service has beside its workers: gateways, and what serves metrics."""
+    """Return the processes of a shared service other than its workers: gateways and metrics servers."""
     neither = command_of(broker), b""  # one that has not come to run its own program, or has ended
     commands = {pid: command_of(pid) for pid in children(broker)}
     return {pid for pid, said in commands.items() if said not in neither and b"nnburst.service." not in said}
 
 
 def command_of(pid: int) -> bytes:
-    """The command line of a process; nothing if it has ended."""
+    """Return the command line of a process; empty if the process has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

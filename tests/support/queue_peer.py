@@ -1,7 +1,7 @@
-"""The other end of a queue: a second process that does what the test tells it, one call after the other.
+"""The other end of a queue: a second process that makes the calls that a test sends, one after the other.
 
-Run as a program it is that process; imported, it offers `QueuePeer`. Calls and answers are pickled datagrams over a
-Unix socket; a descriptor travels as plain parts plus SCM_RIGHTS, as it does between a client and a service.
+As a program, this file is the second process. A test imports `QueuePeer` from it. Calls and answers are pickled
+datagrams over a Unix socket. A queue descriptor is sent as plain values and SCM_RIGHTS, as clients and services do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROOM = 1 << 20
 
 
 class Servant:
-    """What a peer can do. Elements are int32; ``start, count`` stands for start, start+1, … (count of them)."""
+    """The calls that a peer can make. Elements are int32; ``start, count`` means `count` numbers from `start` on."""
 
     def __init__(self) -> None:
         self.queue: MessageQueue | None = None
@@ -55,7 +55,7 @@ class Servant:
         return self.q.write(_numbers(start, count))
 
     def write_blocking(self, start: int, count: int, timeout: float | None, times: int = 1) -> int:
-        """Write `times` packets of `count`, numbered on."""
+        """Write `times` packets of `count` consecutive numbers; each packet continues the one before."""
         for i in range(times):
             self.q.write_blocking(_numbers(start + i * count, count), timeout)
         return times
@@ -65,7 +65,7 @@ class Servant:
         return None if data is None else data.tolist()
 
     def read_blocking(self, start: int, count: int, timeout: float | None, times: int = 1) -> int:
-        """Read `times` packets of `count` and return how many held the numbers expected."""
+        """Read `times` packets of `count` numbers. Return the number of packets with the expected numbers."""
         good = 0
         for i in range(times):
             data = self.q.read_blocking(count, timeout)
@@ -80,7 +80,7 @@ class Servant:
         return values if tx.commit() else None
 
     def begin_write(self, start: int, count: int) -> list[int] | None:
-        """Write through slots; return the lengths of the two regions."""
+        """Write elements one by one through a transaction. Return the lengths of its two parts."""
         tx = self.q.begin_write(count)
         if tx is None:
             return None
@@ -104,7 +104,7 @@ def _numbers(start: int, count: int) -> np.ndarray:
 
 
 def serve(sock: socket.socket) -> None:
-    """Answer calls until the test hangs up."""
+    """Answer calls until the test closes its socket."""
     servant = Servant()
     while True:
         message, fds, _, _ = socket.recv_fds(sock, _ROOM, 16)
@@ -136,30 +136,30 @@ class QueuePeer:
         return self._process.pid
 
     def start(self, name: str, *args: Any, fds: Sequence[int] = ()) -> None:
-        """Begin a call; `finish` gives its result."""
+        """Begin a call. `finish` returns its result."""
         socket.send_fds(self._socket, [pickle.dumps((name, args))], fds)
 
     def finish(self) -> Any:
-        """Return what the call that was started has returned, or raise what it raised."""
+        """Return the result of the call that `start` began, or raise its error."""
         answer = pickle.loads(self._socket.recv(_ROOM))
         if isinstance(answer, NNBurstError):
             raise answer
         return answer
 
     def call(self, name: str, *args: Any) -> Any:
-        """Make the peer do something and wait for it."""
+        """Make a call in the peer. Return its result or raise its error."""
         self.start(name, *args)
         return self.finish()
 
     def attach(self, descriptor: MQDescriptor) -> None:
-        """Give the peer a queue; its previous one is closed. The descriptor is closed here."""
+        """Attach the peer to a queue, and close the descriptor. The peer closes its previous queue."""
         with descriptor:
             parts = descriptor.grantors, descriptor.quantum, descriptor.flags
             self.start("attach", parts, fds=descriptor.fds)
             self.finish()
 
     def close(self) -> None:
-        """Hang up and wait for the end of the process; kill it if it does not end."""
+        """Close the socket, and wait until the process ends. If it does not end, kill it."""
         self._socket.close()
         watchdog = threading.Timer(10, self._process.kill)
         watchdog.start()

@@ -1,4 +1,4 @@
-"""A burst client that speaks raw datums, written from the wire table alone, to test servers with."""
+"""A burst client that sends raw datums, to test servers. It is written from the table in docs/WIRE.md alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.waiting import PATIENCE
 
 UINT64_MAX = 2**64 - 1
 Datum = bytes
-"""24 bytes."""
+"""An element of a channel: 24 bytes."""
 
 
 def packet_information(size: int, inputs: int, outputs: int, pools: int) -> Datum:
@@ -43,7 +43,7 @@ def measure_timing(value: int) -> Datum:
 
 
 def sealed_size(datums: Sequence[Datum]) -> list[Datum]:
-    """The packet with its packetSize made true, whatever else is wrong with it."""
+    """Return a packet with a correct packetSize. Other fields may be wrong."""
     fixed = list(datums)
     if fixed and fixed[0][0] == 0:
         fixed[0] = fixed[0][:4] + struct.pack("<I", len(fixed)) + fixed[0][8:]
@@ -61,12 +61,12 @@ class Answer:
 
     @property
     def is_bare_error(self) -> bool:
-        """An error status, no shapes, no timing."""
+        """True if the result is an error without shapes and timing."""
         return self.status != 0 and not self.shapes and self.times == (UINT64_MAX, UINT64_MAX)
 
 
 def parse_answer(raw: bytes) -> Answer:
-    """Decode one result packet, asserting that every rule of the format holds."""
+    """Decode one result packet. Fail if it breaks a rule of the format."""
     rows = [raw[i : i + 24] for i in range(0, len(raw), 24)]
     kind, size, status, count = struct.unpack("<B7xIiI4x", rows[0])
     assert kind == 0
@@ -87,7 +87,7 @@ def parse_answer(raw: bytes) -> Answer:
 
 
 class RawBurst:
-    """Both channels of a burst in the hands of a test. Context manager."""
+    """The client's end of both channels of a burst. Context manager."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RawBurst:
         self.requests.write_blocking(elements, timeout=PATIENCE)
 
     def receive(self) -> Answer:
-        """Take exactly one result packet."""
+        """Wait for one result packet and return it."""
         head = self.results.read_blocking(1, timeout=PATIENCE)
         first = head.tobytes()
         rest = self.results.read(struct.unpack_from("<I", first, 8)[0] - 1)
@@ -121,14 +121,14 @@ class RawBurst:
         return parse_answer(first + rest.tobytes())
 
     def ask(self, packet: Sequence[Datum]) -> Answer:
-        """Send one packet, take one answer, and see that there is no second."""
+        """Send one packet. Return its answer; fail if there is a second one."""
         self.send(packet)
         answer = self.receive()
         assert self.results.available_to_read == 0
         return answer
 
     def wake(self) -> None:
-        """Wake the server as a writer does."""
+        """Wake the server, as a write does."""
         self.requests.event_flag.wake(EventFlag.NOT_EMPTY)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class RawBurst:
 
 
 class AddRequest:
-    """A pool that holds x at 0 and y at 64, and the packet for `add_model`."""
+    """A pool with x at offset 0 and y at offset 64, and a request packet for `add_model`."""
 
     def __init__(self, burst: RawBurst) -> None:
         self.memory = Memory.ashmem(128)
@@ -163,7 +163,7 @@ class AddRequest:
         return sealed_size(datums)
 
     def works(self, burst: RawBurst) -> bool:
-        """Whether the burst still gives right answers."""
+        """Return True if the burst still answers correctly."""
         self.y[:] = 0
         answer = burst.ask(self.packet())
         return answer.status == ErrorStatus.NONE and self.y.tolist() == [11, 22, 33, 44]

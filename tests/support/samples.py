@@ -22,12 +22,12 @@ T, O = OperandType, OperationType  # noqa: E741 - short, for tables
 Array = np.ndarray[Any, np.dtype[Any]]
 WAYS = ("sync", "burst")
 ALL_WAYS = (*WAYS, "fenced")
-"""Also for models whose outputs have known dimensions."""
+"""Ways to run a model whose outputs have known dimensions."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A model, inputs for it, and what it must give, computed without the package."""
+    """A model, inputs, and the expected outputs, computed without the package."""
 
     model: Model
     inputs: tuple[Array, ...]
@@ -52,12 +52,13 @@ def make_request(
     step: int = 64,
     make: Callable[[int], Memory] | None = None,
 ) -> tuple[Request, Memory]:
-    """Place arguments in one memory; output 0 gets `short` bytes less. Inputs that are left over are omitted.
+    """Return a request with arguments in one memory. If there are too few `inputs`, the last inputs are omitted.
 
     Args:
-        output_dims: The true ones; default: those of the model, and 64 KiB where it leaves them open.
-        step: Bytes to which arguments are aligned and padded.
-        make: Makes a memory for the inputs and another one for the outputs.
+        output_dims: Dimensions of the outputs; None for the model's. An output of open size then gets 64 KiB.
+        short: Bytes that output 0 lacks.
+        step: Alignment of arguments in bytes.
+        make: Function that makes a memory, called for the inputs and again for the outputs; None for one memory.
     """
     main, spots, end = model.main, [], 0
     sizes = [max(1, array.nbytes) for array in inputs]
@@ -121,7 +122,7 @@ def run(
     make: Callable[[int], Memory] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Run once and read the outputs, with the dimensions that were reported, else the true ones."""
+    """Run a model once and read its outputs, with the reported dimensions or else with `output_dims`."""
     request, _ = make_request(model, inputs, output_dims, make=make)
     memory: Any = request.pools[-1]
     with contextlib.ExitStack() as stack:
@@ -139,7 +140,7 @@ def run(
 
 
 def ran(device: Device, model: Model, *arguments: Any, **options: Any) -> Outcome:
-    """Prepare a model and run it; arguments as for `run`."""
+    """Prepare a model, and run it with arguments of `run`."""
     with contextlib.closing(device.prepare_model(model)) as prepared:
         return run(prepared, model, *arguments, **options)
 
@@ -148,7 +149,7 @@ def ran(device: Device, model: Model, *arguments: Any, **options: Any) -> Outcom
 def placed(
     device: Device, model: Model, *arguments: Any, **options: Any
 ) -> Iterator[tuple[PreparedModel, Request, Memory]]:
-    """Prepare a model, and place its arguments as `make_request` does."""
+    """Yield a prepared model, and the request and memory of `make_request`."""
     request, memory = make_request(model, *arguments, **options)
     with contextlib.closing(device.prepare_model(model)) as prepared, memory:
         yield prepared, request, memory
@@ -162,7 +163,7 @@ def check_outputs(sample: Sample, outcome: Outcome) -> None:
 
 
 def with_unspecified_outputs(model: Model) -> Model:
-    """Return the model with every output dimension unknown, the rank known."""
+    """Return the model with outputs of known rank and unknown dimensions."""
     main = model.main
     operands = tuple(
         replace(operand, dimensions=(0,) * len(operand.dimensions)) if index in main.output_indexes else operand
@@ -179,7 +180,7 @@ def _rng() -> np.random.Generator:
 
 
 def conv_float() -> Sample:
-    """CONV_2D VALID + RELU, then SOFTMAX: constants small enough to be copied."""
+    """CONV_2D VALID with RELU, then SOFTMAX. The constants are small enough to be copied."""
     x = _rng().normal(size=(1, 3, 3, 2)).astype(np.float32)
     w = _rng().normal(size=(2, 2, 2, 2)).astype(np.float32)
     bias = np.array([0.5, -0.25], np.float32)
@@ -196,7 +197,7 @@ def conv_float() -> Sample:
 
 
 def conv_large_constant() -> Sample:
-    """As `conv_float` with a 1x1 filter that is too large to be copied: it is in a pool."""
+    """CONV_2D with a 1x1 filter in a pool, because it is too large to be copied."""
     x = _rng().normal(size=(2, 2, 2, 8)).astype(np.float32)
     w = _rng().normal(size=(8, 1, 1, 8)).astype(np.float32)
     b = ModelBuilder()
@@ -205,7 +206,7 @@ def conv_large_constant() -> Sample:
 
 
 def three_adds() -> Sample:
-    """(x + y) + z + x with operations that depend on each other; two inputs are read twice."""
+    """relu6(x + y + constant + x), where operations depend on each other and x is read twice."""
     x, y = (_rng().normal(size=(2, 3)).astype(np.float32) for _ in range(2))
     b = ModelBuilder()
     i, j = b.input("x", T.TENSOR_FLOAT32, x.shape), b.input("y", T.TENSOR_FLOAT32, y.shape)
@@ -217,7 +218,7 @@ def three_adds() -> Sample:
 
 
 def two_outputs() -> Sample:
-    """TANH and LOGISTIC of one input, float16."""
+    """TANH and LOGISTIC of one float16 input."""
     x = _rng().normal(size=(4,)).astype(np.float16)
     b = ModelBuilder()
     i = b.input("x", T.TENSOR_FLOAT16, x.shape)
@@ -229,7 +230,7 @@ def two_outputs() -> Sample:
 
 
 def quant_chain(signed: bool = False) -> Sample:
-    """DEPTHWISE_CONV_2D, MAX_POOL_2D, FULLY_CONNECTED, all quantised; the result is exact up to 1."""
+    """Quantised DEPTHWISE_CONV_2D, MAX_POOL_2D and FULLY_CONNECTED. A result may differ by 1."""
     shift = 128 if signed else 0
     kind = T.TENSOR_QUANT8_ASYMM_SIGNED if signed else T.TENSOR_QUANT8_ASYMM
     rng = _rng()
@@ -261,7 +262,7 @@ def quant_chain(signed: bool = False) -> Sample:
 
 
 def quant_chain_signed() -> Sample:
-    """The Q8S twin of `quant_chain`."""
+    """`quant_chain` in TENSOR_QUANT8_ASYMM_SIGNED."""
     return quant_chain(signed=True)
 
 
@@ -334,7 +335,7 @@ def reductions() -> Sample:
 
 
 def quant_images() -> Sample:
-    """SPACE_TO_DEPTH, RESIZE_NEAREST_NEIGHBOR, PRELU, ARGMAX, of quantised data."""
+    """SPACE_TO_DEPTH, RESIZE_NEAREST_NEIGHBOR, PRELU, ARGMAX on quantised data."""
     x = _rng().integers(0, 256, (1, 4, 4, 1)).astype(np.uint8)
     b = ModelBuilder()
     h = b.space_to_depth(b.input("x", T.TENSOR_QUANT8_ASYMM, x.shape, scale=0.5, zero_point=100), 2)
@@ -365,7 +366,7 @@ def recurrent() -> Sample:
 
 
 def unknown_batch() -> Sample:
-    """A dimension that only the request knows; FULLY_CONNECTED."""
+    """FULLY_CONNECTED with a dimension that only the request specifies."""
     x = _rng().normal(size=(3, 4)).astype(np.float32)
     w = _rng().normal(size=(2, 4)).astype(np.float32)
     b = ModelBuilder()

@@ -1,4 +1,4 @@
-"""Services: in this process, and shared ones with honest clients that say whether they noticed anything."""
+"""Services in this process, shared services, and honest clients that report disturbances."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ thread.join()
 
 
 def run_command(*arguments: str) -> Result:
-    """Run the `nnburst` command in this process. `serve` would begin again with another environment."""
+    """Run the `nnburst` command in this process. Not for `serve`, which restarts its process."""
     return CliRunner(env=service_environment(os.environ)).invoke(main, arguments)
 
 
 @contextlib.contextmanager
 def in_process(devices: Sequence[Device], **options: Any) -> Iterator[tuple[ServiceConnection, ServiceHost]]:
-    """A client and a host in this process."""
+    """Yield a client and a host in this process."""
     a, b = socket_pair()
     host = ServiceHost(devices, **options)
     host.serve(b)
@@ -102,13 +102,13 @@ def in_process(devices: Sequence[Device], **options: Any) -> Iterator[tuple[Serv
 
 
 class Honest:
-    """A client in a process of its own that does what clients do, all the time. A context manager."""
+    """A client in its own process that runs a model and opens connections without pause. Context manager."""
 
     def __init__(self, address: str) -> None:
         self.process = start_python(HONEST, address, str(PATIENCE))
 
     def right(self) -> int:
-        """Return the right answers so far; anything else fails."""
+        """Return the number of right answers so far. Fail if the client had a wrong answer or an error."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -117,7 +117,7 @@ class Honest:
         return int(outcomes.get("right", 0))
 
     def goes_on(self, runs: int = 20) -> None:
-        """Wait until it has been answered so many times more, and for one more connection."""
+        """Wait until the client has `runs` more answers and has opened one more connection."""
         aim = self.right() + max(runs, 51)
         while self.right() < aim:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -147,7 +147,7 @@ class Honest:
 
 
 def save_scaling(path: Path, factor: float) -> str:
-    """y = x * factor, for any number of rows."""
+    """Save a model of y = x * factor for any number of rows."""
     from support.onnx_models import FLOAT, graph, node, save  # needs extras
 
     x, y = ((name, FLOAT, ("rows", 4)) for name in "xy")
@@ -158,8 +158,9 @@ class Shared:
     """A running ``nnburst serve``.
 
     Args:
-        before: A statement that its process begins with, such as one that shortens a wait.
-        env: Variables beside those of this process.
+        under: A command and its options, which runs the service's command.
+        before: A statement that the process runs first, such as one that shortens a wait.
+        env: Environment variables besides this process's.
     """
 
     def __init__(
@@ -201,27 +202,27 @@ class Shared:
 
     @cached_property
     def worker(self) -> int:
-        """The process that runs named models; all models with ``--isolate none``."""
+        """Id of the process that runs named models. With ``--isolate none`` it runs all models."""
         with nnburst.connect(self.address) as service:
             return service.pid
 
     def descriptors(self) -> int:
-        """Of the broker and of that worker."""
+        """Return the number of descriptors of the broker and `worker` together."""
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (self.pid, self.worker))
 
     def gives_back(self, before: int) -> None:
-        """Wait until it has no more descriptors than before. A few more are an honest client's that is coming."""
+        """Wait until there are at most ten descriptors more than `before`: an honest client may be connecting."""
         until(
             lambda: self.descriptors() <= before + 10, lambda: f"{before} descriptors before, now {self.descriptors()}"
         )
 
     def resident(self) -> int:
-        """Bytes."""
+        """Return the resident memory of the worker in bytes."""
         status = Path(f"/proc/{self.worker}/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS"))
 
     def end(self) -> None:
-        """SIGTERM ends it in order."""
+        """End the service by SIGTERM. Fail if it does not exit with 0."""
         try:
             if self.process.returncode is None:  # else its test has ended it
                 assert self.process.poll() is None, self.log.read_text()
@@ -235,7 +236,7 @@ class Shared:
 
 
 def told_to_pass(directory: Path) -> str:
-    """Return a statement that has seconds pass for a broker when `let_pass` says so, and otherwise as they do."""
+    """Return a statement for `Shared(before=)` that lets `let_pass` advance the broker's clock."""
     file = directory / "passed"
     file.touch()
     return (
@@ -246,7 +247,7 @@ def told_to_pass(directory: Path) -> str:
 
 
 def let_pass(directory: Path, seconds: int) -> None:
-    """Have seconds pass at once. A broker that sleeps does not notice."""
+    """Advance the broker's clock by `seconds`. A sleeping broker does not wake."""
     file = directory / "passed"
     os.truncate(file, file.stat().st_size + seconds)
 
@@ -261,7 +262,7 @@ def shared_service(directory: Path, *options: str, **more: Any) -> Iterator[Shar
 
 
 class RawConnection:
-    """The wire, without anything that makes a message right."""
+    """A connection that sends raw messages, which may be wrong."""
 
     def __init__(self, to: Shared | socket.socket) -> None:
         self.sock = to if isinstance(to, socket.socket) else socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -270,11 +271,11 @@ class RawConnection:
             self.sock.connect(str(to.path))
 
     def send(self, header: bytes, body: bytes, fds: list[int]) -> None:
-        """Raises OSError if the other side has ended it."""
+        """Send a message. Raises OSError if the other side has closed the connection."""
         socket.send_fds(self.sock, [header, body], fds)
 
     def answer(self) -> bytes:
-        """Return what comes next; nothing if the other side has ended it."""
+        """Return the next message; empty if the other side has closed the connection."""
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, 70_000, 253)
         except ConnectionError:
@@ -302,5 +303,5 @@ def header(number: int, n_fds: int = 0, kind: int = 0, flags: int = 0) -> bytes:
 
 
 def plain(body: bytes) -> Any:
-    """Return a message as lists, dicts and scalars."""
+    """Decode a message into lists, dicts and scalars."""
     return msgspec.msgpack.decode(body)

@@ -1,4 +1,4 @@
-"""Other users of this machine, which root can become, and what they do beside a test."""
+"""Functions that run code as another user, for tests that root runs."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ import pytest
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 GUEST, OTHER_GUEST = 65534, 65532
-"""User ids that own nothing else."""
+"""Ids of two users without other processes or files."""
 
 
 @contextlib.contextmanager
 def open_directory() -> Iterator[Path]:
-    """Make a directory that all users can list, as they cannot those of pytest."""
+    """Make a directory that all users can list. They cannot list pytest's directories."""
     with tempfile.TemporaryDirectory(prefix="nnburst-", dir="/tmp", ignore_cleanup_errors=True) as place:
         os.chmod(place, 0o755)
         yield Path(place)
 
 
 def become(uid: int, saved: int | None = None) -> None:
-    """Be another user from now on, or until `os.seteuid` takes back the one that is saved."""
+    """Become another user. With `saved`, `os.seteuid(saved)` returns to the user `saved`."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid if saved is None else saved)
 
 
 def as_user(uid: int | None, function: Callable[[], object]) -> str:
-    """Run a function in a forked child of another user, or of this one; returns what it returns or raises, in words."""
+    """Run a function in a forked child, as user `uid` if given. Return its result or error as text."""
     with _child(uid, lambda tell, stay: tell(str(function()))) as said:
         return said()
 
 
 def in_forked_child(check: Callable[[], object]) -> None:
-    """Run checks in a forked child of this process; fail if one of them does."""
+    """Run checks in a forked child. Fail if a check fails."""
     assert (said := as_user(None, check)) == "None", said
 
 
 @contextlib.contextmanager
 def beside(uid: int | None, doing: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Have a forked child of another user, or of this one, be inside of a context while the block runs."""
+    """Keep a forked child inside the context `doing()` during the ``with`` block, as user `uid` if given."""
 
     def child(tell: Callable[[str], None], stay: Callable[[], None]) -> None:
         with doing():

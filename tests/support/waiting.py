@@ -1,4 +1,4 @@
-"""How long tests wait for what must come. It ends a hang and judges no speed, so a slow machine may have more."""
+"""Waiting in tests. The time limit only ends a hang and never judges speed, so slow machines may raise it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 PATIENCE = float(os.environ.get("NNBURST_TEST_PATIENCE", "60"))
-"""Seconds. `make test-aarch64` sets the variable, since an emulator is slow and may be stopped for minutes. The C tests
-know it, too (`tests/c/check.h`)."""
+"""Time limit in seconds. `make test-aarch64` sets the variable, because an emulator is slow and may pause for minutes.
+The C tests also read it (`tests/c/check.h`)."""
 
 
 def until(holds: Callable[[], Any], what: str | Callable[[], object] = "", seconds: float = PATIENCE) -> Any:
-    """Poll until something holds, and return it.
+    """Call a function repeatedly until its result is true, and return the result.
 
     Args:
-        holds: Gives something true once there is nothing to wait for any more.
-        what: What the test says if that does not come, or a function that tells then.
-        seconds: How long to wait.
+        holds: The function.
+        what: Error message after the time limit, or a function that returns the message.
+        seconds: Time limit.
     """
     deadline = time.monotonic() + seconds
     while not (found := holds()):
@@ -33,7 +33,7 @@ def until(holds: Callable[[], Any], what: str | Callable[[], object] = "", secon
 
 
 class Held:
-    """A function that stays in its call until the test lets it go on, and gives an answer then."""
+    """A function whose calls wait for the event `go_on`, and then return `answer`."""
 
     def __init__(self, answer: object = None) -> None:
         self.answer = answer
@@ -46,7 +46,7 @@ class Held:
 
 
 class Background:
-    """A call in a thread; `result` waits for what it returned or raised."""
+    """A call in a thread. `result` waits for its end, and returns its result or exception."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._outcome: list[Any] = []
@@ -75,7 +75,7 @@ class Background:
 
 @contextlib.contextmanager
 def handling(number: int, handler: Callable[..., object]) -> Iterator[None]:
-    """Have signals of a number handled so for the duration of a with block; a timer that is still set is cleared."""
+    """Install a signal handler for the ``with`` block. At the end, stop the timer of `signal.setitimer`."""
     before = signal.signal(number, handler)
     try:
         yield
@@ -86,7 +86,7 @@ def handling(number: int, handler: Callable[..., object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Have no garbage collected for the duration of a with block."""
+    """Turn off the garbage collector for the ``with`` block."""
     gc.collect()
     gc.disable()
     try:
@@ -97,7 +97,7 @@ def without_collector() -> Iterator[None]:
 
 @contextlib.contextmanager
 def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
-    """Repeat a call in a thread for the duration of a with block."""
+    """Repeat a call in a thread during the ``with`` block."""
     stop = threading.Event()
 
     def repeat() -> None:
@@ -113,6 +113,6 @@ def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
 
 
 def together(count: int, work: Callable[[int], Any]) -> None:
-    """Call a function with each number below `count`, all at once; none may raise."""
+    """Call a function with each number below `count`, each in its own thread. Fail if a call raises."""
     running = [Background(functools.partial(work, number)) for number in range(count)]
     assert [each.result() for each in running] == [None] * count

@@ -1,4 +1,4 @@
-"""The table of ways out of a sandbox (`tests/faults/ways_out.c`), built for native code of a device."""
+"""The table of ways out of a sandbox (`tests/faults/ways_out.c`), compiled as a library that a device loads."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def deadly(x):
 
 
 def names() -> list[str]:
-    """Read the rows of the table from its source: the tests have their names before anything is built."""
+    """Return the names of the table's rows, read from the source, so that test ids need no compiler."""
     return [line.split("(")[1].split(",")[0] for line in SOURCE.read_text().splitlines() if line.startswith("    X(")]
 
 
 def build(place: Path) -> Path:
-    """Make what the table is about: a private folder with a secret, and a folder of code with the library."""
+    """Make the files that the table uses: a private folder with a secret, and a code folder with the library."""
     (place / "private").mkdir(parents=True)
     (place / "private" / "secret").write_text("secret")
     (place / "private" / "removed").write_text("")

@@ -1,4 +1,4 @@
-"""Reads docs/WIRE.md: the messages that it describes, as types of their own, and its examples."""
+"""A reader of docs/WIRE.md, which makes types of the described messages, and finds the examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page() -> str:
 
 @cache
 def tables() -> dict[str, list[tuple[str, str, str]]]:
-    """The fields of each message and type: name, type, and what it is if absent."""
+    """Return the fields of each message and type. A field is (name, type, default value, or "" if required)."""
     found = {}
     for name, lines in BLOCK.findall(page()):
         assert name not in found, f"{name} is there twice"
@@ -46,7 +46,7 @@ def tables() -> dict[str, list[tuple[str, str, str]]]:
 
 @cache
 def struct(name: str) -> type[msgspec.Struct]:
-    """Return the message or type of a name, made from the page."""
+    """Return a type for a message or type of the page, by name."""
     fields = [
         (field, Type(text).whole(), msgspec.field(default_factory=lambda said=said: default(said)))
         if said
@@ -59,13 +59,13 @@ def struct(name: str) -> type[msgspec.Struct]:
 
 
 def default(said: str) -> Any:
-    """Return a value as the page writes it: JSON, or bytes as h'…' in hexadecimal."""
+    """Parse a value in the notation of the page: JSON, or bytes as h'…' in hexadecimal."""
     return bytes.fromhex(said[2:-1]) if said.startswith("h'") else json.loads(said)
 
 
 @cache
 def codes(name: str) -> type[enum.Enum]:
-    """Return an enumeration of the page."""
+    """Return an enumeration of the page, by name."""
     for found, said in WORDS.findall(page()):
         if found == name:
             return enum.StrEnum(name, {word: word for word in re.findall(r"\w+", said)})
@@ -74,7 +74,7 @@ def codes(name: str) -> type[enum.Enum]:
 
 
 def examples() -> Iterator[tuple[str, bytes]]:
-    """Yield what the page shows: a message as people read it, and its bytes."""
+    """Yield each example of the page: a message as text, and its bytes."""
     for said, digits in EXAMPLE.findall(page()):
         yield " ".join(said.split()), bytes.fromhex("".join(digits.split()))
 
