@@ -117,7 +117,7 @@ def allocate_buffer(
 def with_role(
     place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Merge a buffer's dimensions with another role's. Raises `InvalidArgument` if they conflict."""
+    """Merge the dimensions of a buffer and of a role's operand. Raises `InvalidArgument` if they conflict."""
     if first is not None and operand.meaning != first.meaning:
         raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
     if dimensions and operand.is_scalar:
@@ -185,7 +185,7 @@ class BoundBuffers:
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
-        """Return the dimensions of each output that lies in a buffer. `result` is the result of the run."""
+        """Return the dimensions of each output that lies in a buffer. `result` is what the kernel returned."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []

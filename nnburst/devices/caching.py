@@ -1,4 +1,4 @@
-"""Cache files of a device, and a digest that differs between its builds."""
+"""Cache files of a device, and a digest that differs between builds of the device."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def cpu_features() -> str:
 
 
 def build_epoch(name: str, version: str, *parts: str) -> bytes:
-    """Return a digest (32 bytes) of the device, its version, this package's library and the processor's features.
+    """Return a digest (32 bytes) of a device's name and version, of nnburst's C library, and of `cpu_features`.
 
     Args:
-        parts: Other facts for the digest, such as format versions and options.
+        parts: More texts for the digest, such as format versions and options.
     """
     digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
     for text in (name, version, cpu_features(), *parts):
@@ -80,7 +80,7 @@ class DeviceCacheHome:
         return self._caches[directory]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
-        """Return a verified entry.
+        """Read and verify the files of an entry, and return the entry.
 
         Raises the errors of `DeviceCache.load`, and `InvalidArgument` for a bad cache key.
         """
@@ -97,7 +97,7 @@ class DeviceCacheHome:
 
         Args:
             files: The client's files, their cache key and the model's fingerprint.
-            payloads: Function that returns the contents of the model files and data files, or None to cache nothing.
+            payloads: Function that returns the contents of model files and of data files. None means: save nothing.
             compiled: Function that returns the fingerprint of the compiled contents; see
                 `nnburst.cache.names.model_fingerprint`.
         """

@@ -48,7 +48,7 @@ def build_version() -> str:
 
 
 def check_preparation(job: CompileJob) -> None:
-    """Raise `InvalidArgument` for a bad preference or priority, `MissedDeadline` for a passed deadline."""
+    """Raise `InvalidArgument` if the preference or priority is unknown, and `MissedDeadline` after the deadline."""
     if job.preference not in tuple(ExecutionPreference):
         raise InvalidArgument(f"preference {job.preference} is none of {[int(p) for p in ExecutionPreference]}")
     if job.priority not in tuple(Priority):
@@ -75,7 +75,7 @@ def readable_operations(model: Model) -> tuple[bool, ...]:
 
 @cache
 def capabilities_of(exec_time: float = 1.0, operation_time: float = 0.0) -> Capabilities:
-    """Return equal capabilities for all types but SUBGRAPH. The default is the CPU baseline's speed."""
+    """Return capabilities with the same cost for all operand types but SUBGRAPH; see `Capabilities` for the units."""
     each = PerformanceInfo(exec_time)
     types = sorted(code for code in OPERANDS if code != OperandType.SUBGRAPH)
     return Capabilities(each, each, tuple((code, each) for code in types), operation_time=operation_time)
@@ -88,11 +88,12 @@ def one_operation(
     outputs: Sequence[OperandDesc],
     **rest: Any,
 ) -> Model:
-    """Return a model of one operation. Its inputs are the constants, then the model's inputs.
+    """Return a model of one operation, whose inputs are first the constants and then the model's inputs.
 
     Args:
         constants: Constant operands; this function sets their number of consumers to 1.
-        inputs: Operands that become the model's inputs; this function sets their lifetime.
+        inputs, outputs: Operands that become the model's inputs and outputs; this function sets their lifetime.
+        rest: Other fields of the `Model`.
     """
     operands = (
         *(replace(each, number_of_consumers=1) for each in constants),
@@ -117,7 +118,7 @@ def device_of(devices: Iterable[Device], name: str) -> Device:
 def call_by_name(
     name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
 ) -> Model:
-    """Return a model of an extension's operation number 0. The first input is `name`, the function or model to call."""
+    """Return a model of one operation: number 0 of the extension with `prefix`. Its first input is the text `name`."""
     code, encoded = extension_code(prefix, 0), name.encode()
     named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
     return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)
@@ -128,7 +129,7 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
 
 
 def find_named(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return the entry NAME of a table. `source` is ``name:NAME``, as for `Device.import_model`."""
+    """Return the entry NAME of `table` for the `source` ``name:NAME``. Errors contain `device` and `what`, a plural."""
     kind, _, name = source.partition(":")
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")

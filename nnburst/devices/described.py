@@ -11,7 +11,7 @@ from ..model.types import Capabilities, DeviceType
 from .interfaces import Device
 
 MOST_CACHE_FILES = 32
-"""Largest number of cache files of each kind."""
+"""Largest number of model files, and of data files, in a cache entry."""
 
 Name = Annotated[str, Meta(max_length=256)]
 CacheCount = Annotated[int, Meta(ge=0, le=MOST_CACHE_FILES)]

@@ -1,8 +1,8 @@
-"""ONNX element types and their operand types: NNAPI's types, or the ONNX extension's where NNAPI has none.
+"""ONNX element types and their operand types: types of NNAPI, or types of the ONNX extension where NNAPI has none.
 
 An integer of 8 or 16 bits is an NNAPI quantised type of scale 1 and zero point 0, whose real and stored values are
 equal. NNAPI has no tensors of rank 0, so a scalar has an NNAPI scalar type, or an extension type with the bit
-`_SCALAR`. Extension types have ONNX's numbers.
+`_SCALAR`. An extension type has the number of its ONNX element type.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _OTHERS = {14: "complex numbers", 15: "complex numbers", 25: "2-bit integers", 2
 
 
 def element_types() -> tuple[ExtensionOperandType, ...]:
-    """Return an extension's operand types: a tensor type and a scalar type for each element type."""
+    """Return the operand types of the ONNX extension: a tensor type and a scalar type for each element type."""
     return tuple(
         ExtensionOperandType(row.number | flag, not flag, row.itemsize, row.dtype, row.library)
         for flag in (0, _SCALAR)
@@ -96,13 +96,13 @@ def element_types() -> tuple[ExtensionOperandType, ...]:
 
 
 def element_type(key: int | str, place: str) -> ElementType:
-    """Return an element type.
+    """Return an element type that a request's arguments can have.
 
     Args:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
 
     Raises:
-        GeneralFailure: Requests cannot contain arrays of this type: strings, elements smaller than a byte, others.
+        GeneralFailure: The type is unknown, or only encoded values can contain it.
     """
     row = element_within(key, place)
     if row in _WITHIN:
@@ -111,7 +111,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Return an element type of arrays or of encoded values. Raises `GeneralFailure` for others."""
+    """Return any element type, even one that only encoded values contain. Raises `GeneralFailure` if it is unknown."""
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
@@ -140,7 +140,7 @@ def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, 
 
 
 def is_scalar(operand: OperandDesc) -> bool:
-    """Return True if an operand of a graph has the known rank 0."""
+    """Return True if an operand of a graph is known to have rank 0."""
     if operand.type > 0xFFFF:
         return bool(operand.type & _SCALAR)
     return operand.type in (_T.FLOAT32, _T.FLOAT16, _T.INT32, _T.UINT32)

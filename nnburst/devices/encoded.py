@@ -40,7 +40,7 @@ _HIGHEST_RANK = 64
 
 
 class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
-    """The elements of a tensor as in ONNX Runtime. Strings are UTF-8, each followed by a NUL.
+    """The elements of a tensor, stored as ONNX Runtime stores them. Strings are UTF-8, each followed by a NUL.
 
     `offsets` has the beginning of each string, and the end of the last one.
     """
@@ -82,7 +82,7 @@ def write(value: Value) -> Bytes:
 
 
 def copy_region(region: Bytes, place: str) -> Bytes:
-    """Copy a value's bytes from shared memory. Raises `InvalidArgument` if its size exceeds the region."""
+    """Copy a value's bytes from shared memory. Raises `InvalidArgument` if the value exceeds the region."""
     nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
     if not nbytes:
         raise InvalidArgument(f"{place} has no value yet")
@@ -158,7 +158,7 @@ def inner_types(holds: str) -> tuple[str, str]:
 
 
 def numpy_type(holds: str) -> np.dtype[Any]:
-    """Return the NumPy type of a value's arrays; ``object`` for values that are not tensors."""
+    """Return the NumPy type of a tensor, given ONNX Runtime's name of its type; ``object`` if it is no tensor."""
     kind, inner = inner_types(holds)
     if kind != "tensor":
         return np.dtype(object)
@@ -166,7 +166,7 @@ def numpy_type(holds: str) -> np.dtype[Any]:
 
 
 def from_python(value: Any, holds: str, place: str) -> Value:
-    """Convert a caller's Python value to the form for ONNX Runtime.
+    """Convert a caller's Python value to a value that can be encoded.
 
     Args:
         value: A list for a sequence, a dict for a map, None for an optional without a value, else an array or a value

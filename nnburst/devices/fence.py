@@ -1,22 +1,22 @@
 """Fences: file descriptors that report the end of an execution to any number of processes.
 
-A fence is one end of a pair of stream sockets. The process that will signal the fence keeps the other end in a
-`FenceSignal`. From the beginning, that end contains one unread byte. If a stream socket closes with unread data, the
-other end reports an error, so the kernel puts a process's fences in error when the process ends for any reason.
+A fence is one of two connected stream sockets. The process that will signal the fence keeps the second socket in a
+`FenceSignal`. From the beginning, the second socket has one unread byte. A socket that closes with unread data makes
+the connected socket report an error. So when a process ends for any reason, the kernel puts its active fences in error.
 
 ====================  ==================================================  =========================================
 state                 how it comes about                                  ``poll(fd, POLLIN)`` says
 ====================  ==================================================  =========================================
 active                                                                    nothing
-signalled             the `FenceSignal` reads that byte, writes another   ``POLLIN``, soon with ``POLLHUP``
-error                 the `FenceSignal` closes with the byte unread       ``POLLIN | POLLERR | POLLHUP``
+signalled             the `FenceSignal` reads its byte, writes another    ``POLLIN``, soon with ``POLLHUP``
+error                 the `FenceSignal` closes with its byte unread       ``POLLIN | POLLERR | POLLHUP``
 ====================  ==================================================  =========================================
 
 An eventfd cannot report errors, a reader of a pipe can open its writing end and so prevent a hang-up, and shared memory
 cannot be polled.
 
-A waiter must not read from a fence: without the byte, other waiters see an error. Only the `FenceSignal` can make a
-fence report success.
+A waiter must not read from a fence: after the last byte is read, other waiters see an error. Only the `FenceSignal` can
+make a fence report success.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Fence(Closing):
             raise ResourceExhausted(f"a fence cannot be duplicated: {error.strerror}") from error
 
     def duplicate(self) -> Fence:
-        """Return another object for this fence. Raises the errors of `detach_copy`."""
+        """Return a second `Fence` for the same event. Raises the errors of `detach_copy`."""
         return Fence(self.fileno())
 
     @property
@@ -102,7 +102,7 @@ class Fence(Closing):
         return self._state_within(0)
 
     def _state_within(self, milliseconds: int | None) -> FenceState:
-        """Wait at most `milliseconds` for the end of ``ACTIVE``; return the state."""
+        """Wait while the fence is active, at most `milliseconds` (None: without limit); return the state."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         found = poll.poll(milliseconds)
@@ -163,7 +163,7 @@ def _check_kind(fd: int) -> None:
 
 
 class FenceSignal:
-    """The sender of a fence. If this object or its process ends before `set`, the fence is in error.
+    """The sender of a fence. If this object is deleted, or its process ends, before `set`, the fence is in error.
 
     As a context manager, this object calls `fail` at the end of the block.
 

@@ -27,12 +27,12 @@ from .fence import LONGEST_MS, Fence, FenceSignal, FenceState, state_of_events
 
 
 class FencedInfo(Struct, frozen=True):
-    """The end of a fenced execution.
+    """The outcome of a fenced execution.
 
     Attributes:
-        status: The outcome.
-        launched: Durations since the launch; empty unless requested.
-        fenced: Durations since the last fence was signalled; empty unless requested.
+        status: The status of the run, or of the wait for fences if that failed.
+        launched: Timing of the run, including the time from the launch on; empty unless requested.
+        fenced: Timing of the run, including the time since the last fence was signalled; empty unless requested.
         reason: A sentence about the failure, or empty.
     """
 
@@ -53,7 +53,7 @@ class FencedExecution(abc.ABC):
 
     @abc.abstractmethod
     def info(self) -> FencedInfo:
-        """Return the outcome. Raises `GeneralFailure` before the end, `DeadObject` if the executing process died."""
+        """Return the outcome. Raises `GeneralFailure` before the execution ends, `DeadObject` if its process died."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
@@ -149,7 +149,7 @@ class LocalFenced(FencedExecution):
         return FencedInfo(status, launched, Timing(timing.time_on_device, (ended - fenced) // 1000))
 
     def _wait(self) -> None:
-        """Wait for all fences. Raises `MissedDeadline`, or `GeneralFailure` after a cancellation or an error."""
+        """Wait for all fences. Raises `MissedDeadline`, or `GeneralFailure` for a fence in error or after `cancel`."""
         (cancelled,) = self._cancelled.fds
         poll, left = select.poll(), dict(zip(self._fences.fds, range(len(self._fences)), strict=True))
         for fd in (*left, cancelled):

@@ -259,9 +259,9 @@ class SentFunction(Struct, frozen=True):
 
 
 def _pickle_with_files(function: object) -> bytes:
-    """Pickle a function by value, without descriptors.
+    """Pickle a function by value. Raises `TypeError` if the function refers to a `Memory`.
 
-    The pickle has the names of the function's files, which cloudpickle replaces, for tracebacks.
+    The pickle keeps the names of source files, for tracebacks. cloudpickle alone would replace these names.
     """
     from cloudpickle import Pickler
 
@@ -311,7 +311,7 @@ class FunctionDevice(LocalDevice):
             self.offer(_load(target), target)
 
     def offer(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
-        """Add a function, whose name in messages is `target`."""
+        """Add a function. Error messages call the function `target`."""
         name = declaration_of(function).name
         if self._functions.setdefault(name, function) is not function:
             raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
@@ -443,7 +443,7 @@ class _Target:
 
 
 def _region(kind: str, tensor: Tensor, shape: tuple[int, ...], argument: RequestArgument, request: Request) -> Array:
-    """Return the array of an argument. Raises `InvalidArgument` if the region is too small."""
+    """Return an array over an argument's memory. Raises `InvalidArgument` if the memory is too small."""
     nbytes = math.prod(shape) * tensor.element.itemsize
     if argument.location.length < nbytes:
         raise InvalidArgument(f"{kind} {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")

@@ -49,11 +49,11 @@ class CacheFiles(Struct, frozen=True):
     """The cache files that a client passes to a device, and their properties.
 
     Attributes:
-        model_fds: Descriptors of model files, as many as the device needs. A message contains instead their positions
-            among the message's descriptors.
+        model_fds: Descriptors of model files, as many as the device needs. A message contains, instead of a
+            descriptor, its position among all descriptors that are sent with the message.
         data_fds: Descriptors of data files, like `model_fds`.
         cache_key: Name of the cache entry, of 32 bytes.
-        fingerprint: Digest of the model (32 bytes) that detects the entry of another model; or empty.
+        fingerprint: Digest of the model (32 bytes), or empty. A device refuses an entry whose model has another digest.
         staged: True if the client publishes the files after a save and then calls `Device.confirm_cache`.
         place_fds: Descriptor of the directory where a save replaces this key's entry; or empty.
         priority: Priority of a restored model's executions. For a compiled model, see `CompileJob`.
@@ -134,7 +134,8 @@ class PreparedModel(abc.ABC):
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Prepare a fenced execution before its fences are signalled; return the function that runs it.
 
-        The returned function takes the options, with the run's deadline. The default one calls `execute_synchronously`.
+        The returned function takes the run's options, which contain its deadline. By default, the function calls
+        `execute_synchronously`.
 
         Raises:
             InvalidArgument: The request does not fit the model, or a dimension of an output is unknown.
@@ -272,7 +273,7 @@ class Buffer(Closing, abc.ABC):
         """Report the buffer's size to a function, now and after each growth.
 
         Args:
-            account: Function of the number of added bytes. If it raises an error, the buffer does not grow.
+            account: Function to call with the number of added bytes. If it raises an error, the buffer does not grow.
         """
 
     @abc.abstractmethod
@@ -288,7 +289,7 @@ class Needs(Struct, frozen=True):
     Attributes:
         read: Files to read, and directories with everything in them.
         write: Files to write, and directories in which to create, write and remove files.
-        programs: Programs to start, with the rights of the service.
+        programs: Programs to start. They get the rights of the service.
         network: True to use TCP or UDP.
 
     Example:
@@ -407,7 +408,7 @@ class Device(abc.ABC):
         Raises:
             InvalidArgument: The model or an argument breaks a rule. Bad cache files raise no error.
             GeneralFailure: The device cannot run this model.
-            MissedDeadline: The deadline passed first.
+            MissedDeadline: The deadline passed before the model was compiled.
         """
 
     @property
@@ -428,7 +429,7 @@ class Device(abc.ABC):
             CacheRejected: The files are not from the device's last save under this cache key. Compile the model
                 instead.
             InvalidArgument: The cache key does not have 32 bytes.
-            MissedDeadline: The deadline passed first.
+            MissedDeadline: The deadline passed before the model was restored.
         """
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
@@ -449,7 +450,7 @@ class Device(abc.ABC):
         """Allocate a driver-managed buffer.
 
         Args:
-            desc: Dimensions, merged with those of the roles' operands.
+            desc: Dimensions, which the device merges with the dimensions of the roles' operands.
             prepared_models: Prepared models of this device, to which the roles refer.
             input_roles: Inputs that may use the buffer.
             output_roles: Outputs that may use the buffer.

@@ -65,7 +65,7 @@ class LitertDevice(LocalDevice):
 
     @property
     def version_string(self) -> str:
-        """Versions of the package and of LiteRT."""
+        """Versions of nnburst, NumPy and LiteRT."""
         return f"{build_version()}+litert{version(_PACKAGE.replace('_', '-'))}"
 
     def load_libraries(self, rest: bool = False) -> None:

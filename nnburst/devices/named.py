@@ -48,7 +48,8 @@ class _Published:
 class NamedDevice(Device):
     """A device that opens, by name, models that other devices of this process compiled. Clients share the weights.
 
-    `import_model` returns a model of one operation that contains the name; `prepare_model` opens the shared model.
+    `import_model` returns a model of one operation, whose first input is the name. `prepare_model` of this model opens
+    the shared one.
     ``NAME:2`` is version 2 of a model, and ``NAME`` alone its newest version.
 
     Args:
@@ -180,7 +181,7 @@ class SharedModel(WrappedModel):
 
 
 def _handle(name: str, model: Model) -> Model:
-    """Return a model of one operation that contains a name and has the inputs and outputs of `model`."""
+    """Return a model with the inputs and outputs of `model`, and one operation, whose first input is the `name`."""
     main, prefix = model.main, max(model.extension_name_to_prefix.values(), default=0) + 1
     return call_by_name(
         name,

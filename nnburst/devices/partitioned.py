@@ -1,7 +1,7 @@
 """A model on several devices, whose parts run one after the other behind the interface of one prepared model.
 
 Values between parts share one pool, where later values overwrite values that are no longer needed. A burst on the
-whole model opens another burst for each part in another process.
+whole model opens another burst for each part that runs in another process.
 """
 
 from __future__ import annotations

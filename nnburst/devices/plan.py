@@ -32,8 +32,8 @@ class Plan:
         buffers: The request's driver-managed buffers, or None.
 
     Attributes:
-        gate: The buffers that each run locks, or None. A burst that locks them itself calls `gate.current` instead
-            of the plan.
+        gate: The buffers that each run locks, or None. A burst that locks the buffers itself calls
+            `gate.current` instead of the plan.
 
     Raises:
         NNBurstError: The request cannot run, or its memory cannot be mapped or copied.

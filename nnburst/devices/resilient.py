@@ -76,7 +76,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def current(self) -> Device:
-        """The connected device. Raises `GeneralFailure` if it changed after a death, `BadState` after `close`."""
+        """The connected device. Raises `BadState` after `close`, `GeneralFailure` if the new device is different."""
         if self._closed:
             raise BadState("the device is closed")
         device = self._device

@@ -1,4 +1,4 @@
-"""ONNX Runtime's C API, behind the part of ONNX Runtime's Python interface that this device uses.
+"""A part of ONNX Runtime's Python interface, made of calls to ONNX Runtime's C API.
 
 The library has a table of functions, whose positions never change. This module makes the calls that happen once for a
 session or request. Runs are kernels in C (``csrc/ort.c``).
@@ -128,7 +128,7 @@ class _Api:
         return out[0]
 
     def own(self, what: str, handle: Any) -> Any:
-        """Return a handle that is released after its last reference."""
+        """Return a handle that is released with its last reference, by the C function that releases `what`."""
         return ffi.gc(handle, self._releases[what])
 
     def release(self, what: str, handle: Any) -> None:
@@ -153,7 +153,7 @@ def _package() -> Path:
 
 @cache
 def package_version() -> str:
-    """Return the version that the module ``onnxruntime`` states, since several packages can contain the module."""
+    """Return ONNX Runtime's version from the file of its Python module. Several packages can contain this module."""
     try:
         said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
     except FileNotFoundError:  # a frozen program, which has no file
@@ -416,7 +416,7 @@ class BoundRun:
             self.kernel.result = result
 
     def result(self) -> ExecutionResult | None:
-        """Return the last run's result with output shapes; None if all were known before the run."""
+        """Return the last run's result with output shapes; None if all shapes were known before the run."""
         return python_result(self.kernel.result(self.kernel)) if self.kernel.result else None
 
     def failure(self, status: int) -> NNBurstError:

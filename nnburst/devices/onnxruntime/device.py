@@ -56,7 +56,7 @@ class OnnxRuntimeDevice(LocalDevice):
 
     Raises:
         DeviceUnavailable: The extra ``onnx`` is not installed, or ONNX Runtime has no such provider.
-        InvalidArgument: An option is not a number in range.
+        InvalidArgument: ``threads`` is not a number up to 1024, or another option has an unknown value.
     """
 
     name = "nnburst-onnxruntime"
@@ -84,7 +84,7 @@ class OnnxRuntimeDevice(LocalDevice):
 
     @property
     def version_string(self) -> str:
-        """Versions of the package and of ONNX Runtime, and the options that change results."""
+        """Versions of nnburst, NumPy and ONNX Runtime, and the options that change results."""
         level = self._settings.optimization
         return "+".join([_version(), *self._settings.providers, *([level] if level != "ORT_ENABLE_ALL" else [])])
 

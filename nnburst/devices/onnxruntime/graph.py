@@ -85,7 +85,7 @@ class Graph:
         inputs: Inputs without a default.
         optional: Inputs with a default, by name.
         exposed: Names of inputs and outputs to copy around each run; see `exposed_arguments`.
-        keys: By name of an output with scores: the labels that are the keys of its maps; see `take_out`.
+        keys: By output that returns scores in place of maps: the keys of the maps; see `take_out`.
     """
 
     __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "session")

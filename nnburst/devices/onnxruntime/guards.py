@@ -3,8 +3,8 @@
 An unwritten result shows old memory, perhaps another client's. Often only a run finds that a dimension is 0. So a
 guard, which is a few more nodes, checks the sizes and makes the run fail:
 
-* If some inputs (`_NEEDED`) have no elements, ONNX Runtime crashes, never ends, or writes nothing.
-* ONNX Runtime reads and writes beyond the matrix of an Inverse that is not square.
+* If an input that `_NEEDED` lists has no elements, ONNX Runtime crashes, never ends, or writes nothing.
+* If the matrix for an Inverse is not square, ONNX Runtime reads and writes beyond the matrix.
 * If one part of a concatenation is empty, ONNX Runtime joins parts that do not fit, and leaves gaps unwritten.
 
 A node whose dimensions are known and not 0 gets no guard. A file can give wrong shapes for values inside a graph. So

@@ -45,7 +45,7 @@ _DEFAULTS_OF_INPUTS = 4
 
 
 class GraphArgument(Struct, frozen=True):
-    """An input or output of a graph. If `holds` names a type, values are not numeric arrays but `ENCODED`."""
+    """An input or output of a graph. If `holds` names a type, the values are encoded, else they are numeric arrays."""
 
     name: str
     element: ElementType
@@ -106,8 +106,8 @@ def _initializers(graph: Any) -> set[str]:
 def constants(proto: Any) -> set[str]:
     """Return the names of the initializers that are not defaults of inputs.
 
-    An initializer with the name of an input is the input's default. Before version 4 of the format, all initializers
-    were listed as inputs, and none is a default.
+    An initializer with the name of an input is the input's default. In files older than version 4 of the format, every
+    initializer is also listed as an input, and none is a default.
     """
     inputs = {value.name for value in proto.graph.input} if proto.ir_version >= _DEFAULTS_OF_INPUTS else set()
     return _initializers(proto.graph) - inputs

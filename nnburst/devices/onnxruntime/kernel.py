@@ -182,7 +182,7 @@ class BoundGraph:
         place: Bytes,
         room: int,
     ) -> None:
-        """Fill in an ``nnb_ort_argument``, by which C can bind other arguments in place of this one."""
+        """Fill in an ``nnb_ort_argument``, with which C runs later requests that have other arguments."""
         dimensions, given = operand.dimensions, argument.dimensions
         if isinstance(pool, BufferView):
             row.buffer = pool.buffer.handle

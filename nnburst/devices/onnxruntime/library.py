@@ -36,7 +36,7 @@ def give_memory_back(nbytes: int) -> None:
 
 @cache
 def onnxruntime(providers: tuple[str, ...] = ()) -> Any:
-    """Return the module that makes sessions: `capi`, or `python_module` if `capi` cannot."""
+    """Return the module that makes sessions: `capi`, or `python_module` for providers and if `capi` cannot load."""
     require_extra()
     return capi if not providers and capi.load() else python_module()
 

@@ -8,7 +8,7 @@ saturate at 16 bits.
 An operation reads and writes either stored values or real values, which are float32: see `LoweredCall`. Quantised
 arithmetic is float32 between DequantizeLinear and QuantizeLinear, which ONNX Runtime often replaces by integer
 kernels. The kernels round halves to even, NNAPI away from 0. So where halves are frequent, a result's scale is reduced
-by a few units in the last place. A result can still differ by 1 from the reference device's.
+by a few units in the last place. A result can still differ by 1 from the result of the reference device.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The model file is MessagePack: the model's operands, the graph as ONNX Runtime optimised it, and a table of the graph's
 large tensors. The data file contains these tensors, at multiples of 64 bytes, and a loaded graph uses them in place. A
-tensor of equal elements is stored as one number. At each opening, ONNX Runtime makes rearranged copies of some large
-matrices, which the table marks. After the opening, the memory of the originals is released.
+tensor of equal elements is stored as one number. When a graph is loaded, ONNX Runtime makes rearranged copies of some
+large matrices, which the table marks. Afterwards, the memory of the originals is released.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
 class _Tensor(Struct, frozen=True, array_like=True):
     """A large tensor of the graph: `length` bytes at `offset` of the data file, or one number for all elements.
 
-    If `rearranged`, ONNX Runtime makes a rearranged copy at the opening and then does not need the tensor.
+    If `rearranged`, ONNX Runtime copies the tensor when the graph is loaded, and does not need it afterwards.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Contents(Struct, frozen=True):
 
     @property
     def gives_back(self) -> bool:
-        """True if the memory of some weights is released after the opening."""
+        """True if the memory of some weights is released after the graph is loaded."""
         return any(tensor.rearranged for tensor in self.tensors)
 
 
@@ -193,7 +193,7 @@ def read_contents(model: memoryview) -> Contents:
 
 
 def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, *, own: bool = False) -> Graph:
-    """Open a packed graph.
+    """Load a packed graph.
 
     Args:
         data: Contents of the data file, which the graph keeps and uses in place.

@@ -63,7 +63,7 @@ class OnnxPreparedModel(LocalModel):
         return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches)
 
     def run_together(self, most: int) -> None:
-        """See `PreparedModel.run_together`. Batches need the CPU, and arguments with unknown first dimensions."""
+        """See `PreparedModel.run_together`. Batches need the C library, and arguments with unknown first dimensions."""
         if not isinstance(self.graph.session, InferenceSession):
             super().run_together(most)
         self._batches = Batches(self.graph, most)

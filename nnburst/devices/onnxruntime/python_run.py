@@ -1,4 +1,4 @@
-"""Runs through ONNX Runtime's Python module, for providers other than the CPU and versions before 1.19."""
+"""Runs through ONNX Runtime's Python module, for providers other than the CPU, and for ONNX Runtime before 1.19."""
 
 from __future__ import annotations
 

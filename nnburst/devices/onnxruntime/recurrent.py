@@ -185,7 +185,7 @@ def _one_way(fed: Callable[..., Any], c: LoweredCall) -> None:
 
 
 def _both_ways(fed: Callable[..., Any], c: LoweredCall) -> None:
-    """Lower a forward and a backward cell. The backward cell reads `aux` in place of x, if given."""
+    """Lower a forward and a backward cell. If the operation has the input `aux`, the backward cell reads it, not x."""
     if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
         raise GeneralFailure("cells that are fed two sequences are not lowered")
     x = _in_time(c, c.real("x"))

@@ -59,7 +59,7 @@ class MemoryBudget(WorkingMemory):
         self.results = self.scratch = 0
 
     def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
-        """Count a result. Raises `ResourceExhausted` above the budget or the client's quota."""
+        """Count a result. Raises `ResourceExhausted` if the budget or the client's quota is exceeded."""
         if self.results + nbytes > self._most:
             raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
         self.take(nbytes)
@@ -71,7 +71,7 @@ class MemoryBudget(WorkingMemory):
         self.results -= nbytes
 
     def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
-        """Count a kernel's own array. Raises `ResourceExhausted` if it is too large, or above the client's quota."""
+        """Count a kernel's own array. Raises `ResourceExhausted` if it exceeds the budget or the client's quota."""
         if nbytes > self._most:
             raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
         self.take(nbytes)

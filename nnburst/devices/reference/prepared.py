@@ -47,7 +47,7 @@ class ReferencePreparedModel(LocalModel):
     def restore(
         cls, text: memoryview, data: memoryview, tracker: BufferTracker | None = None
     ) -> ReferencePreparedModel:
-        """Restore a model from verified cache files, whose memory becomes the constants. Raises `CacheRejected`."""
+        """Restore a model, whose constants use the memory of `data`. Raises `CacheRejected` if `text` is malformed."""
         try:
             model = _decoder.decode(text)
             prepared = cls(replace(model, operand_values=data), tracker)

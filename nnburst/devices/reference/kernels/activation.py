@@ -40,7 +40,7 @@ def unary(function: Function) -> Callable[[KernelCall], None]:
 
 
 def clamp(low: float, high: float | None) -> Callable[[KernelCall], None]:
-    """Return a kernel that clips to a range; None for no upper limit."""
+    """Return a kernel that clips to a range. If `high` is None, the range has no upper limit."""
 
     def function(x: Array, out: Array) -> None:
         np.maximum(x, x.dtype.type(low), out=out)

@@ -24,7 +24,9 @@ def _overlaps(box: Array, others: Array) -> Array:
 def _suppress(
     scores: Array, boxes: Array, decay: Callable[[Array], Array], least: float, most: int
 ) -> list[tuple[int, float]]:
-    """Take the best box repeatedly until no score reaches `least`. After each, reduce other scores by `decay`.
+    """Take the box with the best score, multiply other scores by ``decay(overlaps)``, and repeat.
+
+    Drop boxes that get a factor of 0 or a score below `least`.
 
     Returns:
         (index, score) of the taken boxes in order, at most `most` (negative: all).
@@ -152,7 +154,7 @@ def generate_proposals(call: KernelCall) -> None:
 
 
 def detection_postprocessing(call: KernelCall) -> None:
-    """DETECTION_POSTPROCESSING: move anchors by deltas; suppress overlaps, per class or by each box's best class."""
+    """DETECTION_POSTPROCESSING: move anchors by deltas; suppress overlapping boxes, in each class or among all."""
     scales = np.array([call.number(f"scale_{name}") for name in "yxhw"])
     threshold, iou = call.number("score_threshold"), call.number("iou_threshold")
     most, classes, each = (call.integer(name) for name in ("max_detections", "max_classes", "max_per_class"))

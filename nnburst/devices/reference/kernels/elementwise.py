@@ -24,7 +24,7 @@ def binary(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def divide(call: KernelCall) -> None:
-    """DIV: the quotient of integers is rounded down, and 0 for a divisor of 0."""
+    """DIV: the quotient a / b. A quotient of integers is rounded down, or 0 if b is 0."""
     if call.data_type is not OperandType.TENSOR_INT32:
         call.do(np.divide, call.real("a"), call.real("b"), call.real_out())
         return

@@ -38,7 +38,7 @@ def hashtable_lookup(call: KernelCall) -> None:
 
 
 def lsh_projection(call: KernelCall) -> None:
-    """LSH_PROJECTION: hash a bit's seed with each slice of the input. The bit is the sign of the weighted sum."""
+    """LSH_PROJECTION: hash a bit's seed with each slice of the input. The bit is 1 if the weighted sum is above 0."""
     kind = call.integer("kind")
     count, bits = call.dims("hash")
     powers = 1 << np.arange(bits - 1, -1, -1, dtype=np.int64)
@@ -63,7 +63,7 @@ def lsh_projection(call: KernelCall) -> None:
 
 
 def random_multinomial(call: KernelCall) -> None:
-    """RANDOM_MULTINOMIAL: draw from distributions, given as logarithms. Seeds of 0 become random."""
+    """RANDOM_MULTINOMIAL: draw from distributions, given as logarithms. If all seeds are 0, every run is different."""
     samples = call.integer("samples")
 
     def function(logits: Array, seeds: Array) -> Array:

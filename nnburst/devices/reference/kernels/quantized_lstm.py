@@ -118,6 +118,6 @@ def _digits(scale: float) -> int:
 
 
 def _clip(call: KernelCall, name: str, scale: float, most: int) -> tuple[int, int]:
-    """Return the smallest and the largest stored value for a clip limit; 0 for no limit."""
+    """Return the smallest and the largest stored value for the clip limit `name`. A limit of 0 clips nothing."""
     clip = call.number(name) / scale if call.given(name) else 0.0
     return (-int(min(clip, most)), int(min(clip, most))) if clip > 0 else (-most - 1, most)
