@@ -101,14 +101,14 @@ model = b.build()
 ## The table
 
 An entry begins with the operation's name, its number, the first version of NNAPI's HAL with this operation, and the
-types that T may be; `F16:1.2` means F16 from version 1.2 on. The method of `ModelBuilder` has the operation's name in
-small letters; IF and WHILE are `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`:
-`nnburst-onnxruntime` runs the operation, [where dimensions and parameters are
-known](devices.md#nnapis-operations-on-onnx-runtime). `nnburst-reference` runs all operations.
+types of T. `F16:1.2` means float16 from version 1.2 on. The method of `ModelBuilder` has the operation's name in small
+letters, but IF and WHILE are `branch` and `loop`. `[zero]` means that inputs can have a dimension of size 0. `[onnx]`
+means that `nnburst-onnxruntime` runs the operation ([limits](devices.md#nnapis-operations-on-onnx-runtime)).
+`nnburst-reference` runs all operations.
 
-An indented line has the inputs and outputs of the operations above; a line without outputs has the output `out:T`.
-`x?` may be omitted; `x+` is one operand or more, `x*` any number. `(a | b)` is either. `stride_{w,h}:i32` is short for
-`stride_w:i32 stride_h:i32`.
+An indented line has the inputs and outputs of the operations above the line. Without an arrow, the output is `out:T`.
+`x?` is an optional operand, `x+` is one operand or more, `x*` any number. `(a | b)` is `a` or `b`. `stride_{w,h}:i32`
+is short for `stride_w:i32 stride_h:i32`.
 
 - `F32`, `F16`, `I32`, `B8`: tensors of float32, float16, int32, bool. `f32`, `f16`, `i32`, `bool`: scalars.
 - `Q8`, `Q8S`: tensors of unsigned and of signed bytes, with scale and zero point.

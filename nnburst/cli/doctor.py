@@ -178,9 +178,9 @@ def run_check(check: Callable[[], Finding]) -> Finding:
 def doctor(devices: tuple[str, ...], as_json: bool) -> None:
     """Check whether this machine suits nnburst, and recommend remedies.
 
-    Opens each installed device and each DEVICE (such as nnburst-function:call=FILE.py:NAME) in a service, and shows
-    which access the device needs that the sandbox forbids. Imports each extra, and lists ONNX Runtime's execution
-    providers. Exits with 1 if nnburst cannot work here. The last line reads "doctor: ok=… warn=… fail=…".
+    Opens each installed device and each DEVICE (such as nnburst-function:call=FILE.py:NAME), and shows what the
+    sandbox denies to the device. Exits with 1 if nnburst cannot work here. The last line reads
+    "doctor: ok=… warn=… fail=…".
     """
     findings = {name: run_check(check) for name, check in all_checks(devices).items()}
     levels = [finding.level for finding in findings.values()]

@@ -33,10 +33,9 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """Compare the latency of bursts with the limit of the hardware; with --model, compare ways to run a model.
+    """Compare the latency of calls with the limit of the hardware. With --model, compare ways to run a model.
 
-    Measures round trips over one cache line, over a burst, and with payloads. The rows are measured in turns, so a
-    disturbance of the machine affects all rows. docs/benchmarks.md explains each row.
+    docs/benchmarks.md explains each row.
     """
     from ..tensors import parse_shapes
     from .model import Contest

@@ -58,9 +58,8 @@ def ls(as_json: bool) -> None:
 def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
     """End the connections of one process, or of one user, to a service. `nnburst top` shows the connections.
 
-    The service cancels the clients' runs. The clients get a DeadObject error with the reason, and may connect again.
-    With --user, the service also ends the process that runs the user's own models. Only the service's user and root
-    may use this command.
+    The service cancels the clients' runs. The clients get a DeadObject error, and can connect again. With --user, the
+    service also ends the process that runs the user's own models. Only the service's user and root can do this.
     """
     from ...service.client.connection import order
     from ...service.wire.protocol import EndClients
