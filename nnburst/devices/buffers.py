@@ -85,7 +85,7 @@ def allocate_buffer(
 
     Raises:
         InvalidArgument: A role or dimension breaks a rule.
-        GeneralFailure: The operand has an extension type, or is too large for a tensor.
+        GeneralFailure: The operand of a role has an extension type, or the buffer would be larger than a tensor can be.
         ResourceExhausted: There is not enough memory.
     """
     if not prepared_models or not (input_roles or output_roles):
@@ -131,7 +131,7 @@ def with_role(
 def _find_role(
     tracker: BufferTracker, prepared_models: Sequence[object], role: BufferRole, place: str, *, is_input: bool
 ) -> tuple[object, OperandDesc, RoleKey]:
-    """Return a role's prepared model, its operand, and the role's key."""
+    """Return the prepared model and the operand to which a role refers, and the role's key."""
     if not 0 <= role.model_index < len(prepared_models):
         raise InvalidArgument(f"{place} names model {role.model_index} of {len(prepared_models)}")
     if getattr(prepared_models[role.model_index], "tracker", None) is not tracker:

@@ -120,6 +120,6 @@ class DeviceCacheHome:
             )  # fmt: skip
         except CacheRejected as error:
             return SaveResult(False, error.reason)
-        except Exception as error:  # such as a full disk
+        except Exception as error:  # The disk may be full, for example.
             _log.warning("a compilation of %s was not kept: %s: %s", self._device, type(error).__name__, error)
             return SaveResult(False, CacheReason.IO_ERROR)

@@ -210,7 +210,7 @@ def _tensor(value: Any, name: str, place: str, *, is_list: bool = False) -> Enco
     if element.number == STRING:
         return _strings(array, place)
     wanted, given = np.dtype(element.dtype), array.dtype
-    if given.name == element.library:  # a type of ml_dtypes, whose bits are passed
+    if given.name == element.library:  # The type is one of ml_dtypes; its bits are passed.
         array = array.astype(wanted) if element.bits and wanted.kind == "i" else array.view(wanted)
     elif given != wanted:
         to = f"ml_dtypes.{element.library}" if element.library else repr(str(wanted))
@@ -259,7 +259,7 @@ def to_python(value: Value) -> Any:
         keys, values = _array(value.keys).tolist(), _array(value.values)
         if values.ndim == 1:
             return dict(zip(keys, values.tolist(), strict=True))
-        columns = dict(sorted(zip(keys, values.T.tolist(), strict=True), key=itemgetter(0)))  # as in the library
+        columns = dict(sorted(zip(keys, values.T.tolist(), strict=True), key=itemgetter(0)))  # ONNX Runtime sorts keys.
         return [dict(zip(columns, row, strict=False)) for row in zip(*columns.values(), strict=True)]
     return None if value is None else _array(value)
 

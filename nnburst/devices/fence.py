@@ -141,7 +141,7 @@ def state_of_events(fd: int, events: int) -> FenceState:
 def _has_data(fd: int) -> bool:
     try:
         (count,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
-    except OSError:  # not a stream, so readable without an error state
+    except OSError:  # This is no stream, so POLLIN alone means signalled.
         return True
     return bool(count)
 
@@ -149,12 +149,12 @@ def _has_data(fd: int) -> bool:
 def _check_kind(fd: int) -> None:
     """Raise `InvalidArgument` for a kind of descriptor whose poll can block."""
     try:
-        name = os.readlink(f"/proc/self/fd/{fd}")  # without a call to the descriptor's file system
+        name = os.readlink(f"/proc/self/fd/{fd}")  # This does not call the descriptor's file system.
     except OSError as error:
         raise InvalidArgument(f"file descriptor {fd} cannot be looked at: {error.strerror}") from error
     if name in _ANONYMOUS or name.startswith(("socket:", "pipe:", "pidfd:")):
         return
-    with contextlib.suppress(OSError):  # unless a named FIFO
+    with contextlib.suppress(OSError):  # This succeeds for a named FIFO.
         fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
         return
     raise InvalidArgument(

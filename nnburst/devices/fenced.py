@@ -31,8 +31,8 @@ class FencedInfo(Struct, frozen=True):
 
     Attributes:
         status: The status of the run, or of the wait for fences if that failed.
-        launched: Timing of the run, including the time from the launch on; empty unless requested.
-        fenced: Timing of the run, including the time since the last fence was signalled; empty unless requested.
+        launched: Timing, in which the time in the driver begins at the launch; empty unless requested.
+        fenced: Timing, in which the time in the driver begins at the signal of the last fence; empty unless requested.
         reason: A sentence about the failure, or empty.
     """
 

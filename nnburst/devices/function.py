@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1
 _FILES = (".onnx", ".tflite")
-"""Endings by which a session recognises file names."""
+"""Endings by which a session recognises the names of model files."""
 _MOST_BYTES = 2**32 - 1
 """Largest size of a pickle in bytes. A message cannot contain more."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
@@ -102,7 +102,7 @@ class Tensor(Struct, frozen=True):
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """The dimensions of the operand, with 0 for an arbitrary size."""
+        """The dimensions of the tensor's operand, with 0 for an arbitrary size."""
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
 
     @property
@@ -131,7 +131,8 @@ def declare(
     Args:
         inputs: Inputs in the order of the function's parameters.
         outputs: Outputs, at least one.
-        name: Name for clients, which must not end like a model file; None for the function's name.
+        name: Name by which clients open the function; None for the function's own name. It must not end like the name
+            of a model file.
         needs: Rights that the function needs while it runs, besides reading code. The sandbox refuses all others.
 
     Returns:
@@ -411,7 +412,7 @@ class _Target:
         self._dimensions = combine_dimensions(tensor.dimensions, argument.dimensions)
         self.is_open = tensor.shape != () and not is_fully_specified(self._dimensions)
         if not self.is_open and not argument.has_no_value:
-            self._place(self._dimensions)  # refuses a too small or read-only argument before the run
+            self._place(self._dimensions)  # This refuses a too small or read-only argument before the run.
 
     def check(self, result: Any) -> Array:
         array = np.asarray(result)

@@ -50,7 +50,7 @@ class LitertDevice(LocalDevice):
 
     Raises:
         DeviceUnavailable: The extra ``litert`` is not installed.
-        InvalidArgument: ``threads`` is not a number, or is negative.
+        InvalidArgument: ``threads`` is not a number from 0 to 1024.
     """
 
     name = "nnburst-litert"
@@ -136,7 +136,7 @@ class _Network:
         self._outputs: Details = {each["name"]: each for each in outputs}
         if for_runs and all(size > 0 for each in inputs for size in each["shape_signature"]):
             try:
-                self._interpreter.allocate_tensors()  # not possible after making a runner
+                self._interpreter.allocate_tensors()  # This is not possible after a runner is made.
             except (ValueError, RuntimeError) as error:
                 raise GeneralFailure(f"LiteRT cannot run this model: {error}") from None
         if signatures:

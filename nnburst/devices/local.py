@@ -156,7 +156,7 @@ class LocalModel(PreparedModel):
         self.tracker = tracker
         self._closed = False
         for pool in model.pools:
-            getattr(pool, "identity", None)  # stored in the pool, for comparison after its closing
+            getattr(pool, "identity", None)  # The pool keeps its identity after it is closed.
 
     @abc.abstractmethod
     def bind(self, request: Request, options: RunOptions) -> Kernel:

@@ -32,7 +32,7 @@ _EXTENSION = extension_of_names(EXTENSION_NAME)
 
 @dataclass(eq=False)
 class _Published:
-    """A published model. The prepared model is closed after the last reference to this object."""
+    """A published model. The prepared model is closed when this object is freed."""
 
     imported: ImportedModel
     device: Device

@@ -1,4 +1,4 @@
-"""A device whose executions do nothing, to measure the cost of transport alone."""
+"""A device whose executions compute nothing, so that a measurement shows only the cost of the calls."""
 
 from __future__ import annotations
 

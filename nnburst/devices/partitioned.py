@@ -174,7 +174,7 @@ class PartitionedModel(PreparedModel):
         given |= dict(zip(main.output_indexes, request.outputs, strict=True))
         made = []
         for part in self.parts:
-            pools: dict[int, MemoryLike | Named] = {}  # by `id()`
+            pools: dict[int, MemoryLike | Named] = {}  # The key is the pool's `id()`.
 
             def argument(i: int, pools: dict[int, MemoryLike | Named] = pools) -> RequestArgument:
                 outer = given[i] if i in given else RequestArgument(location=DataLocation(0, *self._handed[i]))
@@ -250,7 +250,7 @@ class PartitionedModel(PreparedModel):
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` at the first death of a part's process. Return a function that cancels the call."""
-        once = threading.Lock()  # never released, so only one thread calls
+        once = threading.Lock()  # The lock is never released, so only one thread calls.
         unlink = [
             prepared.link_to_death(lambda: on_death() if once.acquire(blocking=False) else None)
             for prepared in self.prepared

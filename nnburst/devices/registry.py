@@ -29,7 +29,7 @@ _BUILT_IN = {
 
 
 def _installed() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # slow, and not needed for built-in devices
+    from importlib.metadata import entry_points  # This import is slow, and built-in devices do not need it.
 
     return {entry.name: entry for entry in entry_points(group=_GROUP)}
 

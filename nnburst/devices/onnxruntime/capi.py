@@ -153,16 +153,16 @@ def _package() -> Path:
 
 @cache
 def package_version() -> str:
-    """Return ONNX Runtime's version from the file of its Python module. Several packages can contain this module."""
+    """Return ONNX Runtime's version from the file of its Python module, because its package can have several names."""
     try:
         said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
-    except FileNotFoundError:  # a frozen program, which has no file
+    except FileNotFoundError:  # A frozen program has no file.
         return str(import_module("onnxruntime").__version__)
     return said[1] if said else "unknown"
 
 
 def load() -> bool:
-    """Load the C library once. Return False if it is missing or has another version than the package."""
+    """Load the C library once. Return False if it is missing or has another version than the Python module."""
     global _api
     try:
         (path,) = _package().glob("capi/libonnxruntime.so.*")

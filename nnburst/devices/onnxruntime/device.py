@@ -56,7 +56,7 @@ class OnnxRuntimeDevice(LocalDevice):
 
     Raises:
         DeviceUnavailable: The extra ``onnx`` is not installed, or ONNX Runtime has no such provider.
-        InvalidArgument: ``threads`` is not a number up to 1024, or another option has an unknown value.
+        InvalidArgument: ``threads`` is not a number from 0 to 1024, or another option has an unknown value.
     """
 
     name = "nnburst-onnxruntime"
@@ -142,7 +142,7 @@ class OnnxRuntimeDevice(LocalDevice):
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
             try:
                 graph, weights = pack(prepared.model, source.data, source.files, self._settings)
-            except (CacheRejected, OSError):  # not the model's fault
+            except (CacheRejected, OSError):  # Such failures are not due to the model.
                 raise
             except Exception as error:  # The compilation succeeds without caching.
                 _log.warning("the optimised graph cannot be kept: %s", error)

@@ -62,7 +62,7 @@ class SessionSettings(Struct, frozen=True):
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
         options.graph_optimization_level = getattr(self.runtime.GraphOptimizationLevel, self.optimization)
         options.log_severity_level = 3
-        options.add_session_config_entry(FILES_OF_MODELS, "/dev/null")  # no directory
+        options.add_session_config_entry(FILES_OF_MODELS, "/dev/null")  # No external file is found there.
         options.add_session_config_entry(_FORMAT_OF_MODELS, "ONNX")
         return options
 
@@ -224,7 +224,7 @@ def _place_external(proto: Any, files: Mapping[str, Bytes], make: Any, options: 
         if not location:
             continue
         raw = _external_bytes(tensor, location, files)
-        is_bool = tensor.data_type == messages().TensorProto.BOOL  # These must be 0 or 1.
+        is_bool = tensor.data_type == messages().TensorProto.BOOL  # A bool must be 0 or 1.
         value = _as_ort_value(tensor, raw, make) if is_initializer and not is_bool else None
         if value is not None:
             if tensor.name in placed:

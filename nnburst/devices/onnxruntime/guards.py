@@ -65,7 +65,7 @@ def guard(proto: Any) -> None:
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
     inferred = cache(partial(_infer_shapes, proto, fixed))
-    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # random, so not in the file
+    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # The file cannot contain random names.
     for owner, graph in ((proto, proto.graph), *((each, each) for each in proto.functions)):
         versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
 
@@ -80,7 +80,7 @@ def guard(proto: Any) -> None:
 
 def _infer_shapes(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
     """Infer shapes, by name, from inputs and weights; return no shapes if the inference fails."""
-    functions = {function.name for function in proto.functions}  # whatever their domain
+    functions = {function.name for function in proto.functions}  # These names count in every domain.
     skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = skeleton.graph
     graph.name = "graph"
@@ -175,7 +175,7 @@ class _Guarding:
         if kind == ("", "Scan") and self._opset < _SCAN_WITHOUT_BATCHES:
             return {max(len(node.input) - (_integer(node, "num_scan_inputs", 1) or 1), 0): 0}
         if kind == ("", "ConvTranspose") and len(self._shape("".join(node.input[1:2])) or range(5)) != 5:
-            return {}  # Only three-dimensional ones crash.
+            return {}  # Only a ConvTranspose in three dimensions crashes.
         return _NEEDED.get(kind, {})
 
     def _require_elements(self, node: Any, position: int, axis: int | None) -> None:

@@ -142,7 +142,7 @@ class BoundGraph:
         location = argument.location
         nbytes = _nbytes(node, operand, dims)
         if not dims and not node.shape and not isinstance(pool, BufferView):
-            nbytes = node.element.itemsize  # of unknown rank in the graph, and rank 0 in this request
+            nbytes = node.element.itemsize  # The rank is unknown in the graph, and 0 in this request.
         if nbytes is None or (nbytes != location.length and not isinstance(pool, BufferView)):
             raise InvalidArgument(
                 f"input {node.name!r} has {location.length} bytes, which is not what {node.element.name} of dimensions "
@@ -325,7 +325,7 @@ class BoundGraph:
             self._run_closed(deadline_ns)
             self._fetch()
         finally:
-            self._leave_to_library(self._open)  # so that it allocates again
+            self._leave_to_library(self._open)  # The next run must allocate again.
         if not all(shape.is_sufficient for shape in self._shapes):
             raise OutputInsufficientSize("an output needs more room", output_shapes=tuple(self._shapes))
         return ErrorStatus.NONE, tuple(self._shapes), NO_TIMING

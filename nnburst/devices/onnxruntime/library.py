@@ -29,14 +29,14 @@ def require_extra() -> None:
 
 def give_memory_back(nbytes: int) -> None:
     """Return the allocator's free memory to the system, if `nbytes`, the size of a freed object, is large."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # in glibc only
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
     if nbytes >= _MUCH and trim is not None:
         trim(0)
 
 
 @cache
 def onnxruntime(providers: tuple[str, ...] = ()) -> Any:
-    """Return the module that makes sessions: `capi`, or `python_module` for providers and if `capi` cannot load."""
+    """Return the module that makes sessions: `capi` if it loads and `providers` is empty, else `python_module`."""
     require_extra()
     return capi if not providers and capi.load() else python_module()
 
@@ -82,7 +82,7 @@ def messages() -> Any:
     require_extra()
     name, package = "onnx.onnx_ml_pb2", find_spec("onnx")
     spec = PathFinder.find_spec(name, package.submodule_search_locations) if package else None
-    if name in sys.modules or spec is None or spec.loader is None:  # a frozen program, without files
+    if name in sys.modules or spec is None or spec.loader is None:  # A frozen program has no files.
         return onnx()
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -210,7 +210,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     arrays = [_array(tensor, raw) for tensor in contents.tensors]
     values = [wrap(array, tensor.element) for tensor, array in zip(contents.tensors, arrays, strict=True)]
     for tensor, value in zip(contents.tensors, values, strict=True):
-        options.add_initializer(tensor.name, value)  # used in place of the external file's
+        options.add_initializer(tensor.name, value)  # The value replaces bytes of the external file.
     with _directory_of_holes(max(contents.file_size, 1)) as directory:
         options.add_session_config_entry(FILES_OF_MODELS, directory)
         session = open_session(OwnBytes(contents.graph), settings, options)
@@ -232,7 +232,7 @@ def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
 @contextlib.contextmanager
 def _directory_of_holes(size: int) -> Iterator[str]:
     """Make a temporary directory with a sparse external file. ONNX Runtime checks only the file's size."""
-    import tempfile  # slow, and only for caching
+    import tempfile  # This import is slow, and only caching needs it.
 
     with contextlib.ExitStack() as stack:
         try:  # A service may write there, beside the trust store.

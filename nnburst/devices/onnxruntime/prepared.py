@@ -58,7 +58,7 @@ class OnnxPreparedModel(LocalModel):
         return self._graph
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        if not self.graph.outputs:  # a part of a model whose results are unused
+        if not self.graph.outputs:  # Nothing uses the results of this part of a model.
             return lambda: None
         return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches)
 
@@ -69,7 +69,7 @@ class OnnxPreparedModel(LocalModel):
         self._batches = Batches(self.graph, most)
 
     def _leave_open(self, outputs: Collection[int]) -> None:
-        """Ignore the file's dimensions of some outputs, after a run has shown that they are wrong."""
+        """Ignore the dimensions that the file declares for some outputs, after a run has shown that they are wrong."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}
         prefix = extension_prefix(self.model, EXTENSION_NAME)

@@ -61,7 +61,7 @@ class PythonRun:
         return 0
 
     def _run_until(self, deadline_ns: int) -> None:
-        options = self._options = _run_options()  # new ones, so that a late timer stops no other run
+        options = self._options = _run_options()  # A late timer of an earlier run must not stop this run.
         if self._is_cancelled or deadline_passed(deadline_ns):
             options.terminate = True
         try:

@@ -50,7 +50,7 @@ def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[A
 class KernelCall(OperationView):
     """An operation during its binding.
 
-    A kernel requests arrays and appends steps. Only results that depend on constants are computed before a run.
+    A kernel requests arrays and appends steps. Results that depend only on constants are computed before a run.
 
     * `array` and `out` return stored values. The array of `out` is dense.
     * `real` and `real_out` return real values, in float64 for quantised data, else in float32. Steps convert them.

@@ -98,7 +98,7 @@ class Binding:
                 del self.arrays[index], self._taken[index]
 
     def step_through(self, position: int, steps: Sequence[KernelStep]) -> None:
-        """Make the calls of an operation. Add the operation's name to an `NNBurstError`."""
+        """Make an operation's calls. A `GeneralFailure` that names the operation replaces errors not in `PASSING`."""
         try:
             for step in steps:
                 step()

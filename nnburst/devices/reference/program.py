@@ -47,7 +47,7 @@ class Program(Binding):
             main.operands[i].is_scalar or is_fully_specified(self.expected[i]) for i in main.output_indexes
         )
         self._steps: list[list[KernelStep]] = []
-        with np.errstate(all="ignore"):  # for computations from constants
+        with np.errstate(all="ignore"):  # The binding computes with constants.
             self._bind_operations()
 
     def __call__(self) -> ExecutionResult | None:
