@@ -38,7 +38,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 def cache(context: click.Context, directory: Path | None) -> None:
     """Show and remove compiled models that are cached in files.
 
-    Entries in use are not removed. When a program needs a removed entry, its service compiles the model again.
+    The service of a program that needs a removed entry compiles the model again.
     """
     from ..cache.directory import Cache
 
@@ -60,7 +60,7 @@ def _readable() -> Iterator[None]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_obj
 def ls(directory: Cache, as_json: bool) -> None:
-    """List the entries, the least recently used first. Needs no service."""
+    """List the cache entries, the least recently used first."""
     with _readable():
         infos = sorted(directory.entries(), key=lambda info: info.used)
     total = sum(info.nbytes for info in infos)
@@ -78,12 +78,12 @@ def ls(directory: Cache, as_json: bool) -> None:
 @click.option(
     "--max-bytes", metavar="SIZE", callback=_bytes, help="Remove entries until at most SIZE, e.g. 500M, is in use."
 )
-@click.option("--all", "everything", is_flag=True, help="Remove all entries.")
+@click.option("--all", "everything", is_flag=True, help="Remove all cache entries.")
 @click.pass_obj
 def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> None:
-    """Remove entries, the least recently used first.
+    """Remove cache entries, the least recently used first. Entries in use stay.
 
-    Without options, entries beyond the directory's limits are removed, as after each save.
+    Without options, removes cache entries beyond the directory's limits.
     """
     with _readable():
         done = directory.prune(0 if everything else max_bytes)

@@ -36,8 +36,8 @@ _BRIEF = (0, 1, 4, 5, 9)
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
     """Show running services, including child services, with their models, bursts, resources and limits.
 
-    The command only reads numbers in the shared memory of services. Without arguments, it shows all services of
-    this user. Only root may name services of other users. A narrow terminal gets fewer columns.
+    Without arguments, shows all services of this user. Only root can name services of other users. A narrow terminal
+    gets fewer columns.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)

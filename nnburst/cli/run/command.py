@@ -60,10 +60,10 @@ def run(
     nnburst run detector.onnx --input image=detector.npy --output boxes=boxes.npy
     nnburst run digits.onnx --many images --into answers --batch 64
 
-    Strings are saved as NumPy's type U; sequences, maps and optionals are saved as JSON in an array of one string.
+    Saves strings as NumPy's type U. Saves sequences, maps and optionals as JSON in an array of one string.
 
-    With --many, each file is one run: a .npy file for a model with one input, otherwise a .npz file with an array for
-    each input. If a file fails, the command names the file, runs the other files, and exits with 1.
+    With --many, each file is one run. A model with one input takes .npy files; other models take .npz files with an
+    array for each input. If a file fails, the command runs the other files, and exits with 1.
     """
     from ...runtime.session import Session
     from ..progress import call_with_notice

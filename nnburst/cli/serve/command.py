@@ -135,11 +135,11 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--scheduler", metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1.")
 @click.option(
     "--sandbox", type=click.Choice(("strict", "on", "off")), default="on", show_default=True,
-    help="Sandbox the processes that run models; strict: do not start if the kernel lacks one of the restrictions.",
+    help="Sandbox the processes that run models. With strict, start only if the kernel has all restrictions.",
 )  # fmt: skip
 @click.option(
     "--isolate", type=click.Choice(("user", "connection", "none")), default="user", show_default=True,
-    help="Run clients' own models in one process per user, one per connection, or (none) one for all models.",
+    help="Run clients' own models in a process for each user, for each connection, or for all clients (none).",
 )  # fmt: skip
 @click.option(
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="warning", show_default=True
@@ -191,8 +191,8 @@ def serve(
 
     FILE.py:FUNCTION is a Python function declared with @declare. The model has the function's name.
 
-    Prints one line when the service is ready. After SIGTERM, running executions finish first. On SIGHUP, the service
-    compiles the files of the named models again.
+    Prints one line when the service is ready. After SIGTERM, the service finishes running executions. On SIGHUP, the
+    service compiles the files of the named models again.
     """
     _settle_environment()
     from ..._core.errno import this_process

@@ -59,7 +59,7 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
     """End the connections of one process, or of one user, to a service. `nnburst top` shows the connections.
 
     The service cancels the clients' runs. The clients get a DeadObject error, and can connect again. With --user, the
-    service also ends the process that runs the user's own models. Only the service's user and root can do this.
+    service also ends the process that runs the user's own models. Only the service's user and root can use kick.
     """
     from ...service.client.connection import order
     from ...service.wire.protocol import EndClients
@@ -85,7 +85,7 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
 def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -> None:
     """Stop a service that was started with `nnburst serve`, and wait until it has ended.
 
-    Running executions finish first, unless --kill is given.
+    Without --kill, running executions finish first.
     """
     from ...service.process.discovery import dial, owner_of, peer_of, peer_pidfd
 
