@@ -1,6 +1,6 @@
 """Lazy imports: a package's public names are imported at their first use (PEP 562).
 
-The lines of a package's stub, `__init__.pyi`, import its public names. Type checkers and `attach` read these lines.
+A package's stub, `__init__.pyi`, imports the package's public names. Type checkers and `attach` read the stub.
 Modules of nnburst import a name from the module that defines the name.
 """
 

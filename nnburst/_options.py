@@ -16,7 +16,7 @@ OnError = Literal["raise", "return"]
 SandboxMode = Literal["strict", "on", "off"]
 """Sandbox of a service process; see `nnburst.launch`."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
-"""Lowest level of the log; see `nnburst.launch`."""
+"""Lowest level of messages that the log contains; see `nnburst.launch`."""
 RealTimePolicy = Literal["fifo", "rr"]
 """Policy of the option ``scheduler``; see `nnburst.launch`."""
 PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
@@ -34,7 +34,7 @@ ImageFormat = Literal[
 ]
 """Pixel format of an image; see `nnburst.Memory.hardware_buffer`."""
 FlavourName = Literal["synchronized", "unsynchronized"]
-"""Number of readers, and effect of a write that does not fit; see `nnburst.fmq.MessageQueue`."""
+"""Number of readers of a queue, and what a write that does not fit does; see `nnburst.fmq.MessageQueue`."""
 QueueLayout = Literal["lines", "stamped", "compat"]
 """Placement of a queue's counters; see `nnburst.fmq.MessageQueue`."""
 

@@ -1,3 +1,3 @@
-"""The version of this package, which pyproject.toml reads, too."""
+"""The version of this package. The build reads it from here, as pyproject.toml says."""
 
 VERSION = "0.1.0"

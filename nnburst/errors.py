@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ErrorStatus(enum.IntEnum):
-    """The outcome of a call to a device. Client and service send each other its number."""
+    """The outcome of a call to a device. Client and service send each other an outcome as its number."""
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -150,7 +150,7 @@ class Ending(Struct, frozen=True):
     exit_status: int | None = None
 
     def error(self, message: str) -> DeadObject:
-        """Return, not raise, the exception for a call that failed because the process or connection ended."""
+        """Return (without raising it) the exception for a call that failed because the process or connection ended."""
         return DeadObject(message, signal=self.signal, exit_status=self.exit_status)
 
 
@@ -186,7 +186,7 @@ _BY_STATUS: dict[ErrorStatus, type[NNBurstError]] = {
 
 
 def error_for(status: ErrorStatus, message: str, output_shapes: Sequence[OutputShape] = ()) -> NNBurstError:
-    """Return, not raise, the exception for `status`.
+    """Return the exception for `status`, without raising it.
 
     Args:
         status: Any status but ``NONE``.

@@ -100,9 +100,10 @@ _SPINNING = "session.intra_op.allow_spinning"
 
 
 class SessionOptions(_Options):
-    """Options of a session: ``intra_op_num_threads``, ``graph_optimization_level``, and an entry about spinning.
+    """Options of a session.
 
-    Options that do not affect results, such as log levels, are accepted without effect. Other options raise an error.
+    ``intra_op_num_threads``, ``graph_optimization_level`` and the entry ``session.intra_op.allow_spinning`` have an
+    effect. Options that do not affect results, such as log levels, are accepted without effect. Others raise an error.
     In a shared service, `intra_op_num_threads` has no effect.
     """
 
@@ -228,7 +229,7 @@ def _require_cpu(device_type: str) -> None:
 
 
 def _element(element_type: Any) -> tuple[np.dtype[Any], str]:
-    """Return the NumPy type of elements, and ONNX Runtime's name of the array's type."""
+    """Return the NumPy type for `element_type`, and ONNX Runtime's name for an array of such elements."""
     is_number = isinstance(element_type, int)
     row = element_within(element_type, "a value") if is_number else element_of(np.dtype(element_type), "a value")
     return np.dtype(row.dtype), f"tensor({row.name})"
@@ -281,7 +282,7 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output to memory at an address or, without one, to a new array in each run."""
+        """Bind an output to memory at the address `buffer_ptr`. If this is None, each run makes a new array."""
         _require_cpu(device_type)
         self._outputs[name] = None if buffer_ptr is None else _at(buffer_ptr, element_type, shape)
 
@@ -333,8 +334,8 @@ class IOBinding:
 class InferenceSession:
     """A model in its own process, with ONNX Runtime's methods. Any number of threads may use a session.
 
-    If the model crashes, current runs raise `DeadObject`, and the next run restarts the process. The process ends
-    with the last reference to the session.
+    If the model crashes, runs in progress raise `DeadObject`, and the next run restarts the process. The process ends
+    when the last reference to the session is dropped.
 
     Args:
         path_or_bytes: Path of a model file, or its contents.
@@ -401,7 +402,7 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run the model in a thread, which calls ``callback(outputs, user_data, error)`` with "" for no error."""
+        """Run the model in a thread. The thread calls ``callback(outputs, user_data, error)``; "" means no error."""
 
         def run() -> None:
             try:
@@ -469,7 +470,7 @@ class InferenceSession:
     enable_fallback = disable_fallback
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Return the CPU provider's options: none."""
+        """Return the options of the CPU provider, which has none."""
         return {_CPU: {}}
 
 
@@ -486,7 +487,7 @@ def _check_run(options: RunOptions | None) -> None:
 
 
 def _source(path_or_bytes: Any) -> Any:
-    """Return the path of an ``.onnx`` file, or the contents of another file."""
+    """Return the contents of a file without the suffix ``.onnx``; return all else unchanged."""
     if isinstance(path_or_bytes, str | os.PathLike) and not os.fspath(path_or_bytes).lower().endswith(".onnx"):
         try:
             return Path(path_or_bytes).read_bytes()
@@ -503,7 +504,7 @@ def _listed(nodes: Sequence[Any]) -> list[NodeArg]:
 
 
 def _with_texts(value: Any) -> Any:
-    """Return a value with its strings as Python objects, like ONNX Runtime."""
+    """Return a value with strings as Python objects, as in ONNX Runtime's outputs."""
     if isinstance(value, list):
         return [_with_texts(item) for item in value]
     return value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind == "T" else value

@@ -12,7 +12,7 @@ from ..errors import DeviceUnavailable, ResourceExhausted
 RETRY_S = 1
 """Seconds after which a client should repeat a request that was refused for lack of resources."""
 FAREWELL_S = 0.5
-"""Seconds to send the last answers when the gateway is stopped."""
+"""Time in seconds for the last answers to be sent when the gateway is stopped."""
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
 
 
@@ -22,7 +22,7 @@ def patience(size: int) -> float:
 
 
 class Budget:
-    """The number and bytes of requests in progress, with their answers. Only the event loop's thread may use it.
+    """Counter and limit of requests in progress, and of their bytes (answers included). For the event loop's thread.
 
     Attributes:
         most_connections: Maximum number of connections of each protocol: a third of the process's descriptors.
@@ -37,10 +37,11 @@ class Budget:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
-        """Count a request for a with block. Yields a function that adds bytes.
+        """Count a request until the ``with`` block ends. Yields a function that adds to the bytes of the request.
 
         Raises:
-            ResourceExhausted: Too many requests are in progress. The yielded function raises it for too many bytes.
+            ResourceExhausted: Too many requests are in progress. Raised by the yielded function: they have too many
+                bytes.
             DeviceUnavailable: The gateway is stopping.
         """
         if self._is_finishing:

@@ -76,7 +76,7 @@ async def _abort(context: Any, error: NNBurstError) -> None:
 
 
 class Servicer:
-    """The protocol's calls: a method for each call, which returns the answer as JSON."""
+    """The protocol's calls. Each call has a method. Most methods return the JSON form of the answer, a dict."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget, tokens: Tokens = EVERYONE) -> None:
         self._models = models
@@ -194,7 +194,10 @@ class Servicer:
                 yield answer
 
     async def _infer(self, answering: contextlib.ExitStack, data: bytes, answer: Any, context: Any) -> None:
-        """Fill the answer. The request counts until `answering` is closed, and ends if that is not in time."""
+        """Run a request, and fill the answer.
+
+        The budget counts the request until `answering` is closed. If sending the answer takes too long, the call ends.
+        """
         take = answering.enter_context(self._budget.request())
         take(len(data))
         try:
@@ -280,7 +283,7 @@ async def _refuse(request: Any, context: Any) -> None:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Interceptor that refuses calls without a token, except for the server's health, and logs each call with an id."""
+    """Interceptor that logs each call with an id, and refuses calls without a token, except health checks."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -325,7 +328,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _credentials(certificate: Certificate) -> Any:
-    """Return credentials with the newest certificate for each new connection."""
+    """Return server credentials that give each new connection the newest certificate."""
 
     def current() -> Any:
         return grpc.ssl_server_certificate_configuration([certificate.pair])
@@ -346,7 +349,7 @@ async def serve(
     """Start a server at ``HOST:PORT`` (port 0 for any free port) or ``unix:PATH``.
 
     Returns:
-        The server and its port, or its address for a Unix socket.
+        The server; and its port or, for a Unix socket, its address.
 
     Raises:
         DeviceUnavailable: The address is unusable.
@@ -383,7 +386,7 @@ async def serve(
 
 
 async def serve_again(start: Callable[[], Awaitable[Any]]) -> None:
-    """Restart a server whenever grpcio's serving loop ends, such as after a path that is not UTF-8."""
+    """Restart a server whenever grpcio's serving loop fails, which a call with a path that is not UTF-8 causes."""
     lost, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ class RegionPlace(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], kind: str, name: str) -> RegionPlace | None:
-        """Return the place in a tensor's parameters; None for a tensor outside shared memory.
+        """Return the place that a tensor's parameters describe; None for a tensor outside shared memory.
 
         Raises:
             InvalidArgument: The parameters are invalid.
@@ -118,7 +118,7 @@ class Terms(NamedTuple):
         """Return the priority and time limit in a request's parameters (the protocol's schedule extension).
 
         Raises:
-            InvalidArgument: The parameters are invalid, or request a sequence.
+            InvalidArgument: The parameters are invalid, or make the request part of a sequence of requests.
         """
         if not parameters:
             return _USUAL
@@ -161,7 +161,7 @@ def extensions(models: Models, regions: Regions) -> list[str]:
 
 
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
-"""Requested output, datatype, shape and elements of each output, even if the elements are in shared memory."""
+"""For each requested output: its request, its datatype, its shape and its elements, also those in shared memory."""
 
 
 def _size(given: InputTensor) -> int:

@@ -81,14 +81,14 @@ def guard(tokens: Tokens, free: str | None = None) -> Any:
 
 
 class _New(asyncio.Protocol):
-    """A connection before the end of its TLS handshake. Only its deletion shows that the handshake has failed."""
+    """A connection before the end of its TLS handshake. Only this object's deletion shows that the handshake failed."""
 
     def __init__(self, begin: Callable[[Any], None]) -> None:
         self.connection_made = begin  # type: ignore[assignment, method-assign]
 
 
 class _Runner(web.AppRunner):
-    """Ends connections beyond a limit: without free descriptors, the event loop would log errors endlessly."""
+    """Runner that limits connections: if descriptors ran out, the event loop would log errors endlessly."""
 
     def __init__(self, application: web.Application, most: int, *, ends_oldest: bool, **options: Any) -> None:
         super().__init__(application, **options)
@@ -139,7 +139,7 @@ async def listen(
         idle: Seconds after which a connection that sends no request head is closed.
 
     Returns:
-        The runner and its port, or its address for a Unix socket.
+        The runner; and the server's port or, for a Unix socket, its address.
 
     Raises:
         DeviceUnavailable: The address is unusable.

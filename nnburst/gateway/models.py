@@ -41,11 +41,11 @@ class NoSuchModel(InvalidArgument):
 
 @dataclass
 class ModelCounts:
-    """Counts and times (in nanoseconds) of requests for one version of a model, for the event loop's thread.
+    """Counts and times of requests for one version of a model. Only the event loop's thread may use them.
 
     Attributes:
-        failures: Number of failures by Triton's reasons.
-        input_ns, run_ns, output_ns: Total time for reading inputs, for runs with their waits, and for writing outputs.
+        failures: Number of failures for each of Triton's names of reasons.
+        input_ns, run_ns, output_ns: Total time for reading inputs, for waits and runs, and for writing outputs.
     """
 
     inferences: int = 0
@@ -76,7 +76,7 @@ class ModelCounts:
             self.last_ms = time.time_ns() // 1_000_000
 
     def spent(self, began: int, given: int, ran: int, ended: int) -> None:
-        """Add the times of an answered request: input from `began` to `given`, run to `ran`, output to `ended`."""
+        """Add a request's times: reading inputs until `given`, the run until `ran`, writing outputs until `ended`."""
         self.input_ns += given - began
         self.run_ns += ran - given
         self.output_ns += ended - ran
@@ -118,7 +118,8 @@ class OpenedModel:
         is_repeatable: True if a run may be repeated after a crash; False for functions.
         inputs, outputs: The tensors by name, in order.
         optional: Inputs that clients can omit; not in descriptions, as the protocol has no optional inputs.
-        refused: The reason why the protocol cannot serve the model, which then has no tensors and a closed session.
+        refused: The reason why the protocol cannot serve the model; empty if it can. A refused model has no tensors and
+            a closed session.
     """
 
     def __init__(self, version: str, digest: str, session: Session, counts: ModelCounts) -> None:
@@ -151,7 +152,7 @@ class OpenedModel:
 
 
 class Models:
-    """The named models of a service. Only the event loop's thread may use them; other threads wait for the service.
+    """The named models of a service, for the event loop's thread only. Calls that block run in other threads.
 
     Args:
         address: The service's address, as for `nnburst.connect`.
@@ -164,7 +165,7 @@ class Models:
         self._address = address
         self._service: Service | None = None
         self._versions: dict[str, dict[str, tuple[str, str]]] = {}
-        """Name in the service and digest of the files, by model and version, newest last."""
+        """By model, then by version (newest last): the model's name in the service, and the digest of its files."""
         self._gone = {(name, "") for name in unloaded}
         """Models and versions that are no longer served; the empty version means all."""
         self._counts: dict[tuple[str, str], ModelCounts] = {}
@@ -288,7 +289,7 @@ class Models:
         return await self.change(name, unload=False)
 
     async def change(self, name: str, *, unload: bool) -> dict[str, Any]:
-        """Make the service reload all versions of a model from its files, or unload them.
+        """Make the service reload all versions of a model from its files or, with `unload`, unload all versions.
 
         Raises:
             InvalidArgument: `may_change` is False, or the model has no files.

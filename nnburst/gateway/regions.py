@@ -1,7 +1,7 @@
 """Shared memory that clients register by name, for tensors that are not sent over the network.
 
-A client that changes or shortens its memory can change numbers, but cannot crash the gateway: `nnburst.memory` guards
-mappings, and each tensor is copied once.
+A client that writes to its memory during a request can change numbers in the request's tensors. A client that shortens
+its memory cannot crash the gateway: `nnburst.memory` guards mappings, and each tensor is copied once.
 """
 
 from __future__ import annotations

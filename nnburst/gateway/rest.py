@@ -162,7 +162,7 @@ class Rest:
         return web.Response(text=triton_metrics(await self._models.counts()))
 
     async def _parse_body(self, request: web.Request, kind: type[_T]) -> _T:
-        """Return the decoded body, or the defaults of `kind` without a body."""
+        """Return the decoded body; the defaults of `kind` if there is no body."""
         with self._budget.request() as take:
             return await _read(await _body(request, take) or b"{}", kind)
 
@@ -272,7 +272,7 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
 
 
 def _inference(name: str, version: str, head: _Infer, data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
-    """Return the request; and, by output name, True if the output is sent as bytes ('' means all other outputs)."""
+    """Return the request, and a dict: output name to True if the output is sent as bytes; '' for all other outputs."""
     inputs = []
     for tensor in head.inputs:
         raw, length = None, tensor.parameters.get("binary_data_size")

@@ -1,4 +1,4 @@
-"""The gateway process between network and service: a client of the service, or a reader of its statistics.
+"""The gateway process between network and service: it forwards requests, shows the service's statistics, or both.
 
 Processes that run models therefore parse no data from the network.
 """
@@ -43,8 +43,8 @@ class Served(msgspec.Struct):
         control: True if clients may load and unload models.
         unloaded: See `Models`.
         drain: Seconds to wait for requests in progress when the process stops.
-        token_file: File of `Tokens`; each client must send a token. None for no tokens.
-        cert, key: Files of `Certificate`; None for no TLS.
+        token_file: Path of the file that `Tokens` reads; each client must send a token. None for no tokens.
+        cert, key: Paths of the files that `Certificate` reads; None for no TLS.
         keepalive: Seconds after which a silent connection is closed.
         log_level, log_format: Arguments of `begin_log`.
     """

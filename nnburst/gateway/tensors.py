@@ -24,11 +24,11 @@ _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
 """Maximum size of a dimension, checked first: the product of huge numbers could take hours."""
 _MOST_BYTES = 2 << 30
-"""Maximum bytes of an input. The gateway copies even sparse shared memory, which costs the client nothing."""
+"""Maximum bytes of an input. The gateway copies each input, but sparse shared memory costs the client nothing."""
 _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
 """Maximum elements and bytes of an input of strings: each string becomes an object."""
 _BRISK = 1 << 20
-"""Maximum bytes of JSON, strings or single elements that the event loop's thread converts."""
+"""Maximum bytes that the event loop's thread converts; another thread converts a larger request or answer."""
 PIECE = 1 << 14
 """Number of elements that a thread converts before it yields the interpreter lock."""
 _LENGTH = struct.Struct("<I")
@@ -48,7 +48,7 @@ _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, 
 
 
 async def convert_aside(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Convert `size` bytes, in another thread if there are many."""
+    """Call `convert`, in another thread if it has many bytes (`size`) to convert."""
     return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
 
@@ -194,7 +194,7 @@ def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int
 
 
 def to_wire(array: Array) -> Array:
-    """Return an output in the protocol's form: strings after their lengths, other arrays unchanged."""
+    """Return an output in the protocol's form: each string follows its length; other arrays are unchanged."""
     if not text_size(array):
         return array
     flat = array.reshape(-1)

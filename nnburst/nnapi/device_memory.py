@@ -140,12 +140,13 @@ class MemoryDesc:
         """Return a new memory for the roles.
 
         If all compilations are for one device, the device allocates the memory. Otherwise, or if the device refuses,
-        it is shared memory, which is possible if all dimensions are known and no compilation names devices.
+        it is shared memory, which is possible if all dimensions are known and each compilation was made with a
+        `Service`, not with devices.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
             DeadObject: The service has ended.
-            NNBurstError: The device refused, and shared memory is impossible. The error is the refusal.
+            NNBurstError: The device refused, and shared memory is impossible. The error is the device's.
         """
         if not self._finished:
             raise BadState("the description is not finished; call finish()")
@@ -191,8 +192,8 @@ class MemoryDesc:
 class DeviceMemory(OneProcess, Closing):
     """Memory from `MemoryDesc.create_memory`: a buffer of a device, or shared memory. Context manager.
 
-    An execution uses the whole memory, in one of its roles. The contents are undefined until `copy_memory` or an
-    execution has written them.
+    An execution uses the whole memory, in one of the memory's roles. The contents are undefined until `copy_memory` or
+    an execution has written them.
 
     Attributes:
         buffer: The device's buffer; None if shared memory replaces it.
@@ -356,7 +357,7 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
 def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
     """Copy the whole contents of one memory to another. If source and target are the same memory, do nothing.
 
-    After a failure, a target made by a `MemoryDesc` has no contents. A device copies between its own buffers.
+    After a failure, a target made by a `MemoryDesc` has no contents. A device itself copies between its buffers.
 
     Args:
         source, target: Memories of the same size, dimensions, type and quantisation.

@@ -70,7 +70,7 @@ class Execution(OneProcess, Closing):
     """An execution of a compiled model, with one ``set_`` call for each argument. Context manager.
 
     `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run the execution. Each run copies
-    the arrays to memory that the service can access, and the outputs back.
+    input arrays to memory that the service can access, and outputs from there to the output arrays.
 
     Args:
         compilation: A finished compilation.
@@ -296,7 +296,7 @@ class Execution(OneProcess, Closing):
     def start_compute(self, timeout: Timeout = ...) -> Event:
         """Start a run without a burst, and return at once.
 
-        Raises the same errors as `compute` before the run; `Event.wait` raises errors of the run.
+        Raises errors of `compute` that occur before the run begins; `Event.wait` raises errors of the run.
 
         Args:
             timeout: See `compute`.

@@ -1,6 +1,6 @@
 """Pickles of sessions and services. A pickle contains a shared service's address, a model and options, but no code.
 
-A process opens each session or service once, even if the process reads several pickles.
+A process opens each session or service once, even if the process reads several pickles of it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Unopened:
     __exit__ = __enter__
 
     def __reduce__(self) -> Reduced:
-        """Return the pickle that was read: another process, or a later copy, may be able to open it."""
+        """Return the pickle that was read: another process may be able to open it, or this process at a later time."""
         return self._reduced
 
 
@@ -78,7 +78,7 @@ def of_session(session: Session) -> Reduced:
 
 
 def read(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return what a pickle stands for, with `Unopened` in place of an error."""
+    """Return the session or service of a pickle; an `Unopened` if it cannot be opened."""
     try:
         return make(*arguments)
     except NNBurstError as error:

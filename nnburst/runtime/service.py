@@ -41,7 +41,7 @@ _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.Wea
 
 
 def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
-    """Close an object when the service of one of its devices is closed."""
+    """Register `thing` with the services of the devices: a service that is closed also closes `thing`."""
     for each in devices:
         service = service_of(each)
         if service is not None:

@@ -60,7 +60,7 @@ class Spans:
 
 @contextlib.contextmanager
 def below(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Use the span that a request's ``traceparent`` header names as the current span of a ``with`` block.
+    """Set the current span of a ``with`` block to the span that a request's ``traceparent`` header names.
 
     Source: https://www.w3.org/TR/trace-context/
     """

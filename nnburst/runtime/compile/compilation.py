@@ -124,7 +124,7 @@ class Compilation(OneProcess, Closing):
         """Set the execution preference.
 
         The preference is passed to the device, and is part of the cache key. With ``LOW_POWER``, both ends of a `Burst`
-        also sleep instead of polling, unless the burst has a `polling_window`.
+        sleep instead of polling, unless the burst has a `polling_window`.
 
         Args:
             preference: A member, or its name.

@@ -57,7 +57,7 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
 
 
 def reader_of(source: str | bytes) -> str:
-    """Return the device that reads a file, by its suffix or its first bytes."""
+    """Return the device that reads a file, found by the path's suffix or by the first of the given bytes."""
     return SUFFIXES[_suffix(source)]
 
 

@@ -24,11 +24,11 @@ _ALIKE = ("holds", "dtype", "bits_of", "type", "scale", "zero_point")
 
 
 class State(Struct, frozen=True):
-    """An output that is an input of the next run. A run reads one buffer and writes another; the next run swaps both.
+    """An output that is an input of the next run. A run reads one buffer and writes the other; then they are swapped.
 
     Attributes:
         source: The output.
-        target: The input. If the state does not grow, its shape is `shape`, without open dimensions.
+        target: The input. If the state does not grow, the input has the shape `shape`, without open dimensions.
         shape: Initial shape.
         buffers: The two device buffers, which runs read alternately (turn 0 and 1).
         grows: True if the shape is known only after each run.
@@ -80,7 +80,7 @@ class States:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def buffer_ids(self, kind: str) -> dict[str, tuple[BufferId, BufferId]]:
-        """Return the buffers of states in turn 0 and 1, by name of the input or output."""
+        """Return the ids of the states' buffers in turn 0 and 1, by name of the inputs or outputs (`kind`)."""
         if kind == "input":
             return {name: state.buffer_ids for name, state in self.all.items()}
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}

@@ -118,7 +118,7 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
 
 
 class _Rest:
-    """The remaining inputs of the caller's iterator. An error of the iterator ends them, and is kept in `error`."""
+    """The remaining inputs of the caller's iterator. If the iterator fails, they end, and `error` is set."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None
@@ -193,7 +193,7 @@ class _Batches:
                 yield _split(outputs, rows) if error is None else self._alone(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill batches for `Ring.flights`, and yield each batch's rows. A partial batch is not started."""
+        """Fill batches for `Ring.flights`. Yield for each batch: False if it is not to be started, and its rows."""
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):
@@ -299,7 +299,7 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
 
 
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
-    """Split the outputs of a batch by input, with the errors of wrong inputs."""
+    """Return a batch's outputs, split by input. A wrong input's error takes the place of its outputs."""
     good = [row for row in rows if isinstance(row, int)]
     parts = iter(_split_good(outputs, good) if good else ())
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]

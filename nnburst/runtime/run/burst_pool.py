@@ -174,7 +174,7 @@ class BurstPool:
         return self._bursts[0]
 
     def living(self) -> Burst:
-        """Return a free burst like `spare`, after `recover` if the service has died."""
+        """Return a free burst like `spare`. If the service has died, call `recover` first."""
         if self.first.controller.ending.reason:
             self.recover(self.first)
         return self.spare()
@@ -215,7 +215,7 @@ class BurstPool:
             raise
 
     def _end(self, burst: Burst) -> None:
-        """End a burst, and leave it for `_bury` to close. Safe in a finaliser."""
+        """End a burst; a later call of another method closes it. Safe in a finaliser."""
         with contextlib.suppress(ValueError):  # removed by `begin_again`
             self._of_rings.remove(burst)
         if self._refusal != _INHERITED:

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONGEST_TURN = 30_000
-"""Nanoseconds that all runs together may poll in one iteration of an event loop. For the delay, see docs/async.md.
-"""
+"""Nanoseconds that all runs together may poll in one iteration of an event loop. See docs/async.md."""
 
 
 def _nothing() -> None:
@@ -133,7 +132,7 @@ async def aside(
         late: Called after `step`, in any thread, if the task was cancelled.
 
     Returns:
-        The result of the step, and its exception.
+        (result, None), or (None, exception) if `step` raised an exception.
     """
     waiter = current_loop().waiter()
     outcome: list[tuple[T | None, BaseException | None]] = []

@@ -25,7 +25,7 @@ class Permit:
     """Permission to run. Keeps an execution of earlier runs for each form of the arguments (ranks, omitted inputs).
 
     Attributes:
-        thread: Id of the thread that must continue so that the permit is returned; 0 if no thread must.
+        thread: Id of the thread whose run uses the permit; 0 if the permit is idle or its run is abandoned.
     """
 
     __slots__ = ("__weakref__", "execution", "executions", "thread")
