@@ -1,8 +1,8 @@
-/* A bell: a socket that becomes readable when answers are there for a client that awaits them in an event loop.
+/* A bell: a socket that becomes readable when there are answers for a client that awaits them in an event loop.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * An eventfd will not do: the client shares the open file, and could make writes to it block for ever. Closing a
+ * An eventfd is unsuitable: the client shares the open file, and could make writes to it block for ever. Closing a
  * network socket may take long (SO_LINGER), and closing a local one also closes sockets in its unread messages. So a
  * bell is an end of a connected pair of local sockets that has received nothing, and can receive nothing any more.
  */
@@ -33,7 +33,7 @@ int nnb_bell_copy(int *copy, int fd)
 
 void nnb_bell_ring(int fd)
 {
-    /* A full bell is readable already. One that is gone is its owner's loss. */
+    /* Errors are ignored: a full bell is readable already, and a closed bell harms only its owner. */
     (void)!send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

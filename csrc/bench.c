@@ -14,15 +14,15 @@
 
 typedef struct bench {
     alignas(NNB_CACHE_LINE) nnb_a64 ball;   /* the bounced line: odd = the server's turn, even = the client's */
-    alignas(NNB_CACHE_LINE) nnb_a32 result; /* 0 or the first errno; anything but 0 makes both threads leave */
+    alignas(NNB_CACHE_LINE) nnb_a32 result; /* 0 or the first errno, which ends both threads */
     alignas(NNB_CACHE_LINE) uint64_t rounds;
     uint64_t deadline;
 } bench;
 
-static void fail(bench *b, int rc) { nnb_cas32_relaxed(&b->result, 0, (uint32_t)-rc); /* the first one counts */ }
+static void fail(bench *b, int rc) { nnb_cas32_relaxed(&b->result, 0, (uint32_t)-rc); /* only the first counts */ }
 
-/* Called once per unsuccessful look; true when the measurement must be given up. Without a pause between looks the
- * line is asked for again while the owner still writes it. */
+/* Called after each look without success. Returns 1 if the measurement must end. Pauses, because a look without a
+ * pause would fetch the line while its owner still writes it. */
 static int give_up(bench *b, uint32_t *spins)
 {
     nnb_pause();
@@ -72,7 +72,7 @@ static int pin(int cpu)
     return sched_setaffinity(0, sizeof wanted, &wanted) < 0 ? -errno : 0;
 }
 
-/* Measures round trips between this thread, which asks, and a new one that serves, each on its CPU. */
+/* Measures round trips between this thread, which asks, and a new thread that serves. Each has its CPU. */
 static int measure(bench *b, int (*ask)(bench *b, uint64_t i), void *(*serve)(void *), const int cpus[2],
                    uint32_t warmup, uint32_t count, uint32_t *samples)
 {
@@ -84,7 +84,7 @@ static int measure(bench *b, int (*ask)(bench *b, uint64_t i), void *(*serve)(vo
         return -errno;
     b->rounds = (uint64_t)warmup + count;
     b->deadline = nnb_now_ns() + BENCH_LIMIT_NS;
-    int rc = pin(cpus[1]); /* inherited by the thread */
+    int rc = pin(cpus[1]); /* the new thread inherits the CPU */
     if (!rc && !(rc = -pthread_create(&server, NULL, serve, b))) {
         if ((rc = pin(cpus[0])) < 0)
             fail(b, rc); /* the server finds no client and gives up */
@@ -113,7 +113,7 @@ int nnb_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples)
         return -EINVAL;
     uint64_t previous = nnb_now_ns();
     for (uint32_t i = 0; i < count; i++) {
-        int rc = e ? nnb_execution_begin(e) : 0; /* looks without the clock first */
+        int rc = e ? nnb_execution_begin(e) : 0; /* first looks without reading the clock */
         while (rc == -EAGAIN || rc == -ERESTART)
             rc = nnb_execution_resume(e);
         if (rc)

@@ -1,12 +1,12 @@
-/* The present users of driver-managed buffers, and which buffers have contents; their bytes belong to Python.
+/* The present users of driver-managed buffers, and the state of the contents. The bytes belong to Python.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * A request takes all its buffers or none, under one lock for all buffers of the process, so no two requests wait for
  * each other in a circle. The lock is held for a few loads and stores, never while bytes are copied or kernels run.
  *
- * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that its users continue and no
- * more are admitted. A closed buffer without users has exactly CLOSED.
+ * `use` of a buffer is the number of its readers, or WRITTEN. Closing adds CLOSED, so that present users continue and
+ * no more are admitted. A closed buffer without users has exactly CLOSED.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -21,28 +21,28 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t left; /* a user left, or a buffer was closed */
     uint64_t moves;
-    nnb_buffer *all; /* alive */
+    nnb_buffer *all; /* all living buffers */
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 struct nnb_buffer {
-    nnb_buffer *next, **link; /* among all; `link` is what points here */
+    nnb_buffer *next, **link; /* in the list of all; `link` points to the pointer to this buffer */
     uint32_t refs;
     int32_t initialised;
     int64_t use;
     uint64_t generation;
-    nnb_buffer_contents contents; /* its users' alone */
+    nnb_buffer_contents contents; /* only users access it */
 };
 
 struct nnb_uses {
     uint32_t refs;
-    uint32_t n_reading, n; /* those that are read come first */
-    uint64_t moves; /* nothing has moved while the gate's are the same; or NNB_ANYWHERE; UINT64_MAX: never looked */
+    uint32_t n_reading, n; /* read buffers come first */
+    uint64_t moves;        /* the gate's moves when views were made; or NNB_ANYWHERE; UINT64_MAX: no views yet */
     nnb_buffer *buffers[];
 };
 
 /* ---- the gate ------------------------------------------------------------------------------------------------- */
 
-/* fork() enters, too: a holder waits for no lock that the forking thread may have. */
+/* fork() takes this lock, too. So a thread that has it never waits for a lock that the forking thread may have. */
 static void enter(void) { pthread_mutex_lock(&gate.lock); }
 static void leave(void) { pthread_mutex_unlock(&gate.lock); }
 
@@ -136,7 +136,7 @@ void nnb_buffer_close(nnb_buffer *b)
     enter();
     if (b->use > CLOSED / 2)
         b->use += CLOSED;
-    pthread_cond_broadcast(&gate.left); /* waiting requests will never get it */
+    pthread_cond_broadcast(&gate.left); /* requests that wait for the buffer must give up */
     leave();
 }
 
@@ -202,7 +202,7 @@ void nnb_uses_destroy(nnb_uses *u)
         free(u);
 }
 
-/* Takes all, with the lock held. -EAGAIN: one is in use; -ESHUTDOWN: one was closed. */
+/* Takes all buffers. Under the lock. -EAGAIN: one is in use; -ESHUTDOWN: one was closed. */
 static int take(nnb_uses *u)
 {
     int rc = 0;

@@ -12,8 +12,8 @@
 #include "nnb_channel.h"
 
 #define CLOCK_EVERY 32      /* polls between two looks at the clock */
-#define MOST_VAIN 8         /* most windows in vain that are counted */
-#define FRUITLESS_ROUNDS 64 /* a peer that keeps setting bits must not keep us from the interpreter */
+#define MOST_VAIN 8         /* windows in vain are counted up to this number */
+#define FRUITLESS_ROUNDS 64 /* a peer that keeps setting bits must not hold this thread here */
 
 int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters)
 {
@@ -26,7 +26,7 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->left = window_ns != 0;
     ch->counters = counters;
     ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
-    /* A forked child must not keep an endpoint's queue alive, nor use it. */
+    /* A forked child must neither keep an endpoint's queue alive nor use it. */
     for (uint32_t i = 0; mq && i < mq->n_maps; i++)
         madvise(mq->maps[i].base, mq->maps[i].length, MADV_DONTFORK);
     if (!mq || mq->flavour != NNB_SYNCHRONIZED || mq->quantum != NNB_DATUM_SIZE || !mq->event ||
@@ -46,7 +46,7 @@ void nnb_channel_fini(nnb_channel *ch)
 
 /* ---- sending -------------------------------------------------------------------------------------------------- */
 
-/* Wakes a receiver that sleeps, or is about to, in the kernel or (AWAITED) in an event loop that watches the bell. */
+/* Wakes a receiver that sleeps or is about to sleep, in the kernel or (AWAITED) in an event loop with the bell. */
 static void rouse(nnb_channel *ch)
 {
     int rc = nnb_event_wake_unless(ch->mq->event, NNB_EVENT_NOT_EMPTY, ch->bell < 0 ? 0 : NNB_EVENT_AWAITED);
@@ -83,7 +83,7 @@ void nnb_channel_notify_not_full(nnb_channel *ch)
         nnb_count(ch->counters, NNB_WAKES, 1);
 }
 
-/* Returns the length that a packetInformation announces, 0 if it is none or cannot be true. */
+/* Returns the length that a packetInformation announces. 0: another datum, or an impossible length. */
 static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t left)
 {
     uint32_t size;
@@ -91,9 +91,9 @@ static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t 
     return datum[0] == 0 && size >= 2 && size <= left ? size : 0;
 }
 
-/* Returns 1 if whole packets follow the first one. Packets are published whole, so anything else means that the first
- * one lied about its size. Each is checked again, on its private copy, when its turn comes, and walked over here only
- * once. */
+/* Returns 1 if whole packets follow the first packet. Packets are published whole, so otherwise the first packet has
+ * announced a wrong size. Each packet is passed here once, and checked again in its private copy when its turn
+ * comes. */
 static int rest_is_packets(nnb_channel *ch, uint64_t n, uint64_t datums)
 {
     uint64_t from = ch->verified > n ? ch->verified : n;
@@ -109,7 +109,7 @@ static int rest_is_packets(nnb_channel *ch, uint64_t n, uint64_t datums)
     return 1;
 }
 
-/* Copies the packet at the head of the ring, which holds `bytes`. Each byte is read from shared memory once. */
+/* Copies the packet at the head of the ring. `bytes`: in the ring. Each byte is read from shared memory once. */
 static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
 {
     nnb_mq *q = ch->mq;

@@ -8,21 +8,21 @@
  *                `--timeout / abandon / withdraw--> IDLE
  *   any --hang_up--> every call -EPIPE
  *
- * Results come in request order: `flight` has a record for each request that was sent and not answered, and a queue
- * those that wait to be sent. Whoever looks into the result ring takes answers for the oldest record, whose execution
- * lands; one that was given up has no execution any more, and its result is dropped, so it is never taken for the
- * answer to another. A result that was not asked for is dropped before the next request goes out.
+ * Results come in request order. `flight` has a record for each request that was sent and not answered; `queue` has
+ * the requests that wait to be sent. An answer belongs to the oldest record, whose execution then lands. The record of
+ * a run that was given up has no execution: its result is dropped, and so never answers another request. A result that
+ * no request asked for is dropped before the next request is sent.
  *
- * Who waits: the caller of a run holds the client until its own answer is there, and takes those before it on the way.
- * An execution that was detached has no caller; nnb_client_land tells which has landed, and nnb_client_arm lets the
- * service ring a bell, a socket that an event loop watches. A holder that is going to sleep has itself woken instead, and
- * rings the bell when it leaves; so it does if it kept one of these functions out.
+ * Waiting: the caller of a run holds the client until its answer is there, and takes earlier answers for others. A
+ * detached execution has no caller: nnb_client_land returns the next landed one, and nnb_client_arm makes the service
+ * ring a bell, a socket that an event loop watches. A holder that sleeps is woken instead of the bell, and rings the
+ * bell when it leaves. It also rings if one of these two functions was refused because of the holder.
  *
- * An execution may have two requests that take turns: each run that ends with NONE passes the turn to the other one,
- * before another thread may run it. So state that a run leaves in one buffer is read there by the next.
+ * An execution may have two requests that take turns. A run that ends with NONE passes the turn before another thread
+ * may run the execution. So the next run reads state from the buffer in which this run has left it.
  *
- * The endpoint lives in pages that the kernel zeroes in a forked child (MADV_WIPEONFORK): there `magic` is 0 and every
- * call says -ECHILD, without a getpid() in each run.
+ * The endpoint is in pages that the kernel zeroes in a forked child (MADV_WIPEONFORK). There `magic` is 0 and every
+ * call returns -ECHILD, without a getpid() in each run.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -34,47 +34,47 @@
 
 #define MAGIC 0x6e6e6263u
 #define FARTHEST_NS (24ull * 3600 * 1000000000u) /* a later deadline is not sent to the service */
-#define MOST_SENT 256u                           /* requests without an answer; a power of two */
+#define MOST_SENT 256u                           /* maximum number of requests without an answer; a power of two */
 
-/* `busy` names the holder: an execution, by address, or BRIEF alone. Others wait for a holder while it is BRIEF. A
- * holder that waits for the service gets WANTED instead, and rings the bell when it leaves. */
+/* `busy` names the holder: the address of an execution, or only BRIEF. Other threads wait for a BRIEF holder. A holder
+ * that waits for the service gets the mark WANTED instead, and rings the bell when it leaves. */
 #define BRIEF 1u
 #define WANTED 2u
 #define HOLDER(busy) ((busy) & ~(uint64_t)(BRIEF | WANTED))
 
 typedef struct record {
-    nnb_execution *e;  /* NULL: given up */
-    uint32_t room;     /* most datums of its answer */
+    nnb_execution *e;  /* NULL: the run was given up */
+    uint32_t room;     /* maximum datums of the answer */
     int sampled;       /* see nnb_sample_due */
-    uint64_t timed_ns; /* when it was sent, 0: it is not timed */
+    uint64_t timed_ns; /* when the request was sent; 0: not timed */
     uint64_t end;      /* W after the request */
 } record;
 
 struct nnb_client {
     uint32_t magic;
     nnb_a64 busy;   /* taken with acquire, given back with release: orders the fields below between threads */
-    nnb_a64 owner;  /* thread whose run is waited for; 0: none */
+    nnb_a64 owner;  /* thread that waits for its run; 0: none */
     nnb_a32 closed; /* changed by the holder */
     int is_long, pipelined;
-    int tells;               /* the holder rings the bell when it leaves: the service does not */
-    int bell;                /* rung for our own event loop; -1: none */
-    nnb_a32 flights;         /* executions that were started, are not waited for, and whose end was not told */
-    uint32_t late;           /* records that were given up */
-    uint64_t owed;           /* datums that answers to the other records may take */
+    int tells;               /* 1: the holder rings the bell when it leaves, not the service */
+    int bell;                /* bell of this process's event loop; -1: none */
+    nnb_a32 flights;         /* number of executions with `flies` */
+    uint32_t late;           /* number of records without an execution */
+    uint64_t owed;           /* maximum datums of the answers to all other records */
     uint64_t answered, sent; /* flight[answered % MOST_SENT] is the oldest */
     nnb_execution *queue, **queue_end;
     nnb_execution *landed, **landed_end;
     record *flight;
     nnb_row *row; /* or NULL: nothing is timed */
     nnb_sampling sampling;
-    uint64_t quick;    /* runs answered within the first looks since the last of those that was timed */
+    uint64_t quick;    /* runs answered at the first looks, since the last timed run of this kind */
     uint64_t looks_ns; /* time of a timed run's first looks without an answer */
-    uint64_t late_ns;  /* when the request that flies alone was sent, if it is not timed, as far as it can be told */
-    int slow;          /* the first looks have brought no answer to it */
+    uint64_t late_ns;  /* estimated time of sending the only request in flight, if it is not timed */
+    int slow;          /* the first looks at that request's answer found nothing */
     nnb_trace *trace;  /* or NULL */
     uint64_t own_counters[NNB_COUNTERS];
     uint32_t room;   /* datums of the result ring */
-    uint8_t *packet; /* as long */
+    uint8_t *packet; /* `room` datums */
     nnb_channel request, result;
     pthread_mutex_t lock; /* hang_up against close */
 };
@@ -83,17 +83,17 @@ enum { IDLE, QUEUED, SENT, LANDED };
 
 struct nnb_execution {
     nnb_client *client;
-    uint64_t timeout_ns, deadline_ns; /* the latter with what was skipped until it was set */
-    nnb_a32 left;                     /* it has moved elsewhere */
-    nnb_a32 flies;                    /* it was started, is not waited for, and its end was not told */
-    int late;                         /* a run of it was given up and may still go on */
+    uint64_t timeout_ns, deadline_ns; /* deadline_ns refers to the clock plus skipped_ns */
+    nnb_a32 left;                     /* nnb_execution_leave was called */
+    nnb_a32 flies;                    /* a run was started, has no waiting caller, and its end was not reported */
+    int late;                         /* a run was given up and may still go on */
     int stage;
-    int status;          /* LANDED: of the result, or what made sending it impossible */
-    uint32_t place;      /* SENT: its record */
+    int status;          /* LANDED: status of the result, or the error of sending */
+    uint32_t place;      /* SENT: index of its record */
     uint64_t tag;        /* 0: not detached */
-    nnb_execution *next; /* in the queue, or among the landed */
+    nnb_execution *next; /* in the list of queued or of landed executions */
     uint32_t n, answer_n, shapes_room, dims_room;
-    uint32_t windows; /* for which a wait polls */
+    uint32_t windows; /* number of windows for which a wait polls */
     uint32_t turn;    /* 1: `other` is sent next */
     uint8_t *other;   /* as long as `packet`, or NULL: the same request each time */
     nnb_result result;
@@ -108,7 +108,7 @@ static int is_closed(const nnb_client *c) { return nnb_load32_relaxed(&c->closed
 
 static int holds(const nnb_execution *e) { return HOLDER(nnb_load_relaxed(&e->client->busy)) == (uintptr_t)e; }
 
-/* -EBUSY: another holder has it for long. `wants`: ring the bell when that ends. */
+/* -EBUSY: another holder waits for the service. `wants`: the holder shall ring the bell when it leaves. */
 static int may_wait(nnb_client *c, int wants)
 {
     uint64_t by = nnb_load_relaxed(&c->busy);
@@ -119,7 +119,7 @@ static int may_wait(nnb_client *c, int wants)
     return 0;
 }
 
-/* `e`: the execution whose caller is going to wait, or NULL. */
+/* Becomes the holder. `e`: the execution whose caller will wait, or NULL. */
 static int enter(nnb_client *c, const nnb_execution *e, int wants)
 {
     if (c->magic != MAGIC)
@@ -132,7 +132,7 @@ static int enter(nnb_client *c, const nnb_execution *e, int wants)
 
 static int leave(nnb_client *c, int rc);
 
-/* As enter, for an execution: -EALREADY: it is inside itself; -ESTALE: it has left. */
+/* Like enter, for an execution. -EALREADY: it is the holder; -ESTALE: nnb_execution_leave was called. */
 static int claim(nnb_execution *e, int wants)
 {
     nnb_client *c = e->client;
@@ -147,7 +147,7 @@ static int claim(nnb_execution *e, int wants)
     return nnb_load32_seq_cst(&e->left) ? leave(c, -ESTALE) : 0; /* SYNC POINT enter <-> leave */
 }
 
-/* The holder is about to wait. Release: a thread that finds it waiting sees all writes of earlier holders. */
+/* Clears BRIEF before the holder waits. Release: a thread that finds the holder waiting sees all earlier writes. */
 static void stay(nnb_client *c)
 {
     if (c->is_long)
@@ -293,7 +293,7 @@ int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *
         return -ENOMEM;
     e->client = c;
     e->windows = 1;
-    e->answer_n = c->room; /* not the queue's own: it may be closed meanwhile */
+    e->answer_n = c->room; /* a copy: the queue may be closed meanwhile */
     e->result.status = -1;
     int rc = nnb_wire_encode_request(request, e->packet, (uint32_t)n);
     if (rc < 0) {
@@ -368,11 +368,11 @@ int nnb_client_is_free(const nnb_client *c)
 int nnb_client_is_sound(nnb_client *c)
 {
     if (enter(c, NULL, 0) < 0)
-        return 1; /* a run waits in it, or it is the parent's, as the next run says */
+        return 1; /* a run waits in the client; or in a forked child: the next run reports it */
     return leave(c, !is_closed(c) && !c->request.mq->corrupt && !c->result.mq->corrupt);
 }
 
-/* Time that tests add to the clock for the runs of this process, so that deadlines pass without waiting. */
+/* Time by which tests have advanced this process's deadlines. */
 static nnb_a64 skipped_ns;
 
 void nnb_skip_time(uint64_t ns) { nnb_add_relaxed(&skipped_ns, ns); }
@@ -409,8 +409,8 @@ uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(
 
 /* ---- from request to answer ------------------------------------------------------------------------------------- */
 
-/* -EAGAIN: not before some requests in flight have landed. Answers must find room, or the server ends the burst. A
- * server of another make takes all that is in the ring for one packet, so it gets one request at a time. */
+/* -EAGAIN: some requests in flight have to land first. Each answer must find room, or the server ends the burst. Other
+ * implementations of a server read all datums in the ring as one packet, so they get one request at a time. */
 static int send_request(nnb_execution *e)
 {
     nnb_client *c = e->client;
@@ -475,7 +475,7 @@ static void send_queued(nnb_client *c)
     }
 }
 
-/* The service need not run it any more, though it has to answer. */
+/* Marks a sent request as given up: the service need not run it, but must answer. */
 static void revoke_request(const nnb_execution *e)
 {
     nnb_channel_revoke(&e->client->request, e->client->flight[e->place].end);
@@ -503,14 +503,14 @@ static void give_up(nnb_execution *e)
     }
 }
 
-/* Called after a read from the result ring: a server of another make may wait for room. */
+/* Called after a read from the result ring: another implementation of a server may wait for room. */
 static void tell_room(nnb_client *c)
 {
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
     nnb_channel_notify_not_full(&c->result);
 }
 
-/* Sends the request, or queues it behind others. The client is held. */
+/* Sends the request, or queues it behind others. The caller holds the client. */
 static int begin(nnb_execution *e)
 {
     nnb_client *c = e->client;
@@ -522,7 +522,7 @@ static int begin(nnb_execution *e)
         return -ENOTCONN;
     if (!c->late)
         e->late = 0;
-    if (c->sent == c->answered) { /* nothing is outstanding, so these bytes answer nothing */
+    if (c->sent == c->answered) { /* no request is in flight, so bytes in the ring answer none */
         int stray = nnb_channel_drain(&c->result);
         if (stray < 0)
             return stray;
@@ -531,7 +531,7 @@ static int begin(nnb_execution *e)
             tell_room(c);
         }
     }
-    e->result.status = -1; /* until the answer of this run is here */
+    e->result.status = -1; /* until this run's answer is here */
     e->tag = 0;
     e->deadline_ns = e->timeout_ns ? nnb_now_ns() + nnb_load_relaxed(&skipped_ns) + e->timeout_ns : 0;
     int rc = c->queue ? -EAGAIN : send_request(e);
@@ -565,7 +565,7 @@ static int grow(void **array, uint32_t *room, uint32_t need, size_t each)
     return 0;
 }
 
-/* The result in place of an answer that cannot be read. */
+/* Makes the result of an answer that cannot be read. */
 static int fail(nnb_execution *e)
 {
     memset(&e->result, 0, offsetof(nnb_result, shapes));
@@ -576,7 +576,7 @@ static int fail(nnb_execution *e)
 
 static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
 {
-    /* n bounds every count in the packet; the common answer has no shapes and needs no room */
+    /* n bounds every count in the packet. The usual answer has no shapes and needs no room. */
     if (n > 2 && (grow((void **)&e->result.shapes, &e->shapes_room, n, sizeof(nnb_shape)) < 0 ||
                   grow((void **)&e->result.dims, &e->dims_room, n, sizeof(uint32_t)) < 0))
         return -ENOMEM;
@@ -588,7 +588,7 @@ static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
     return fail(e);
 }
 
-/* ---- what is timed, see watch.c --------------------------------------------------------------------------------- */
+/* ---- timed runs, see watch.c ------------------------------------------------------------------------------------ */
 
 static void note_slow(nnb_client *c)
 {
@@ -602,7 +602,7 @@ static void note_slow(nnb_client *c)
         c->late_ns = now - c->looks_ns;
 }
 
-/* Times a run whose answer is here: every slow run that flies alone; of the others one stands for many. */
+/* Records the times of an answered run: every slow run without others in flight; of other runs, a sample. */
 static void note_answer(nnb_execution *e, int sampled, uint64_t timed, int status)
 {
     nnb_client *c = e->client;
@@ -634,14 +634,14 @@ static void note_answer(nnb_execution *e, int sampled, uint64_t timed, int statu
                               .together = together};
 }
 
-/* Looks at what a receive returned. 0: an answer was dealt with. */
+/* Handles the result of a receive. 0: an answer was handled. */
 static int settle(nnb_client *c, int got)
 {
     uint64_t due = c->sent - c->answered;
     const record *r = &c->flight[c->answered % MOST_SENT]; /* the oldest, if any is due */
     if (got > 0 || got == -EPROTO)
         tell_room(c);
-    if (got == -EPROTO) { /* the ring was thrown away: if it held more than one answer one cannot tell which are due */
+    if (got == -EPROTO) { /* the ring was emptied: if several answers were due, some may be missing */
         if (due != 1 || !r->e) {
             c->result.mq->corrupt = 1;
             return -EBADMSG;
@@ -649,7 +649,7 @@ static int settle(nnb_client *c, int got)
     } else if (got < 0) {
         return got;
     }
-    if (!due) { /* answers nothing */
+    if (!due) { /* the packet answers no request */
         nnb_count(c->result.counters, NNB_DROPPED, 1);
         return 0;
     }
@@ -667,11 +667,11 @@ static int settle(nnb_client *c, int got)
         nnb_count(c->result.counters, NNB_DROPPED, 1);
     }
     if (__builtin_expect(c->queue != NULL, 0))
-        send_queued(c); /* may use the record again */
+        send_queued(c); /* may reuse the record */
     return 0;
 }
 
-/* ---- runs that are waited for ----------------------------------------------------------------------------------- */
+/* ---- runs with a waiting caller --------------------------------------------------------------------------------- */
 
 static void fly(nnb_execution *e)
 {
@@ -681,7 +681,7 @@ static void fly(nnb_execution *e)
     nnb_store32_relaxed(&e->client->flights, nnb_load32_relaxed(&e->client->flights) + 1);
 }
 
-/* The owner knows its end, or never will. */
+/* Notes that the end of the run is reported, or never will be. */
 static void told(nnb_execution *e)
 {
     e->stage = IDLE;
@@ -714,7 +714,7 @@ static int start(nnb_execution *e)
     int rc = claim(e, 0);
     if (rc < 0)
         return rc;
-    if (e->stage == IDLE && nnb_load32_relaxed(&c->flights)) /* it would wait for them */
+    if (e->stage == IDLE && nnb_load32_relaxed(&c->flights)) /* this run would have to wait for those in flight */
         return leave(c, -EBUSY);
     if ((rc = begin(e)) < 0)
         return leave(c, rc);
@@ -750,7 +750,7 @@ int nnb_execution_try(nnb_execution *e, uint32_t spins)
     return (rc = settle(c, got)) < 0 ? end(e, unsent(e, rc)) : outcome(e);
 }
 
-/* Looks for as long as an interpreter lock may be kept; if nothing came, the caller stays inside. */
+/* Looks for the answer as long as an interpreter lock may be kept. Without an answer, the caller stays the holder. */
 static int glance(nnb_execution *e)
 {
     uint32_t spins = nnb_execution_spins(e);
@@ -766,7 +766,7 @@ int nnb_execution_begin(nnb_execution *e)
     return rc < 0 ? rc : glance(e);
 }
 
-/* Sleeps, or polls until that moment. */
+/* Receives: sleeps, or only polls until until_ns. */
 static int receive(nnb_execution *e, int sleeps, uint64_t until_ns)
 {
     nnb_client *c = e->client;
@@ -835,7 +835,7 @@ int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited)
     return glance(awaited);
 }
 
-/* ---- runs that are not waited for ------------------------------------------------------------------------------- */
+/* ---- runs without a waiting caller ------------------------------------------------------------------------------ */
 
 static int detach(nnb_execution *e, uint64_t tag, int rc)
 {
@@ -849,7 +849,7 @@ int nnb_execution_look(nnb_execution *e, uint64_t tag, uint64_t until_ns)
 {
     if (!holds(e) || !tag)
         return -EINVAL;
-    e->client->result.windows = 1; /* an event loop waits for no more than one */
+    e->client->result.windows = 1; /* an event loop gives one window to polling */
     int rc = receive(e, 0, until_ns);
     return rc == -EAGAIN || rc == -ERESTART ? detach(e, tag, rc) : rc;
 }
@@ -870,7 +870,7 @@ int nnb_execution_launch(nnb_execution *e, uint64_t tag, uint64_t until_ns)
 
 int nnb_execution_regain(nnb_execution *e, uint64_t tag)
 {
-    int rc = enter(e->client, e, 0); /* it cannot leave; a thread that tries to run it is gone at once */
+    int rc = enter(e->client, e, 0); /* not claim: a run in flight cannot leave */
     if (rc < 0)
         return rc;
     if (e->stage != SENT || e->tag != tag || is_closed(e->client))

@@ -2,14 +2,14 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A plan is the bytes of a request packet that the executor has bound. It is found by a comparison with the plan that
- * followed the last one last time, which finds any fixed cycle, else by a hash. Only the listener thread adds plans
- * and reads their bytes; another thread may drop one (its slot was freed) by changing its `state`. `lock` orders
- * adding against dropping; `state` of a plan without a kernel orders nothing: a client that frees a slot sends no
- * request for it after the answer that it is gone.
+ * A plan is the bytes of a request packet that the executor has bound. The first guess for a request is the plan that
+ * followed the last plan last time, which is right for any fixed cycle. If the guess is wrong, a hash finds the plan.
+ * Only the listener thread adds plans and reads their bytes. Another thread that frees a slot drops its plans by a
+ * change of their `state`. `lock` orders adding against dropping. `state` of a plan without a kernel orders nothing: a
+ * client that frees a slot sends no request with this slot after the reply.
  *
- * A kernel belongs to the caller. If its plan is dropped while it runs (RUNS), the listener finds the plan DEAD after
- * the run, and tells the caller; else the kernel may end at once.
+ * The caller owns a kernel. If its plan is dropped during a run (RUNS), the listener finds the plan DEAD after the run,
+ * and reports it to the caller. Otherwise the kernel may end at once.
  *
  * A plan is admitted to its driver-managed buffers between its look-up and its run, and leaves them before its answer
  * is sent, so that the usual case costs the interpreter nothing.
@@ -30,12 +30,12 @@ typedef struct plan {
     uint32_t hash;
     int32_t measure;
     uint8_t *packet;
-    const int32_t *slots; /* behind it; under lock */
+    const int32_t *slots; /* behind the packet's bytes; under lock */
     uint32_t n_slots;
     uint32_t next;      /* the plan that ran after this one last time */
     nnb_uses *uses;     /* driver-managed buffers, or NULL; listener thread only */
     nnb_kernel *kernel; /* or NULL; listener thread only */
-    int joins;          /* it has a batch */
+    int joins;          /* its kernel has a batch */
 } plan;
 
 struct nnb_server {
@@ -51,26 +51,26 @@ struct nnb_server {
     int pending; /* a request waits for its answer */
     uint64_t frees_at_receive;
     uint64_t deadline_ns; /* of the request at hand, 0: none */
-    uint64_t longest_ns;  /* that a run may take, 0: no limit */
+    uint64_t longest_ns;  /* maximum time of a run; 0: no limit */
     uint64_t dequeued_ns; /* 0: not measured */
     nnb_request decoded;
     int is_decoded;
     uint8_t *answer;       /* room for the whole result ring */
-    uint32_t answer_n;     /* its datums */
+    uint32_t answer_n;     /* datums of the answer */
     int failed;            /* the executor's status, even if its answer did not fit */
-    int keeps_failures;    /* they are not sent any more */
-    nnb_uses *admitted;    /* buffers of the request at hand, taken here */
-    plan *running;         /* whose kernel runs the request at hand, or ran the last one */
-    int32_t kernel_status; /* what it returned, */
-    int was_dropped;       /* and whether its plan was dropped meanwhile */
+    int keeps_failures;    /* failures are not sent any more */
+    nnb_uses *admitted;    /* buffers that the request at hand was admitted to */
+    plan *running;         /* plan whose kernel runs the request at hand, or ran the last one */
+    int32_t kernel_status; /* status of that run */
+    int was_dropped;       /* 1: its plan was dropped meanwhile */
     int idle_closed;       /* the listener has buffers to free */
     nnb_row *row;          /* or NULL: nothing is timed */
-    uint64_t taken_ns;     /* when the request at hand was taken, 0: it is not timed */
-    uint32_t together;     /* so many ran as one with it */
-    uint64_t weight;       /* requests since the last timed one */
-    uint64_t idle_ns;      /* when the last answer went out, if that was timed */
+    uint64_t taken_ns;     /* when the request at hand was taken; 0: it is not timed */
+    uint32_t together;     /* number of requests in its joint run */
+    uint64_t weight;       /* requests since the last timed request */
+    uint64_t idle_ns;      /* when the last answer was sent, if it was timed; else 0 */
     uint64_t idle_weight;
-    int shares_thread; /* the time until the next request is not spent on it alone */
+    int shares_thread; /* 1: its thread also polls for other bursts */
     uint64_t own_counters[NNB_COUNTERS];
 
     uint32_t n_plans, last, victim;
@@ -130,7 +130,7 @@ void nnb_server_hang_up(nnb_server *s)
 
 void nnb_server_destroy(nnb_server *s)
 {
-    if (!s || s->magic != MAGIC) /* in a forked child the pages are wiped and too little is known to free them */
+    if (!s || s->magic != MAGIC) /* in a forked child the pages are wiped, so nothing in them can be freed */
         return;
     nnb_server_forgo(s);
     pthread_mutex_lock(&s->lock);
@@ -174,7 +174,7 @@ nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->result; }
 
 void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
 
-/* Returns 1 if the last request was for a kernel: the next one is likely to be, too. */
+/* Returns 1 if a kernel ran the last request: it will probably run the next one, too. */
 static int runs_kernels(const nnb_server *s) { return s->last < s->n_plans && s->plans[s->last].kernel; }
 
 int nnb_server_joins(const nnb_server *s) { return runs_kernels(s) && s->plans[s->last].joins; }
@@ -186,7 +186,7 @@ uint32_t nnb_server_spins(const nnb_server *s)
 
 /* ---- answering ------------------------------------------------------------------------------------------------ */
 
-/* Makes a status alone the answer. */
+/* Makes an answer of only a status. */
 static void answer_status(nnb_server *s, int32_t status)
 {
     nnb_result r = {.status = status, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
@@ -202,7 +202,7 @@ static int send_answer(nnb_server *s)
         rc = nnb_channel_send(&s->result, s->answer, s->answer_n);
     }
     if (rc == 0)
-        nnb_channel_notify_not_full(&s->request); /* the send's fence came after our last read */
+        nnb_channel_notify_not_full(&s->request); /* the fence of the send came after the last read */
     return rc;
 }
 
@@ -222,7 +222,7 @@ static void leave_buffers(nnb_server *s, int outcome)
 
 void nnb_server_forgo(nnb_server *s) { leave_buffers(s, NNB_UNCHANGED); }
 
-/* ---- what is timed, see watch.c -------------------------------------------------------------------------------- */
+/* ---- timed requests, see watch.c ------------------------------------------------------------------------------- */
 
 static void note_request(nnb_server *s)
 {
@@ -260,7 +260,7 @@ int nnb_server_reply(nnb_server *s)
     if (!s->pending)
         return 0;
     s->pending = 0;
-    leave_buffers(s, s->failed ? NNB_LOST : NNB_COMMITTED); /* before the client knows: its next request needs them */
+    leave_buffers(s, s->failed ? NNB_LOST : NNB_COMMITTED); /* before the answer: the next request needs them */
     if (s->failed) {
         count(s, NNB_FAILURES);
         if (s->keeps_failures)
@@ -310,7 +310,7 @@ static int matches(const nnb_server *s, const plan *p)
            !memcmp(p->packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
 }
 
-/* Returns a plan id for a packet seen for the first time: a dead plan's, or the next in turn. */
+/* Returns a plan id for a new packet: the id of a dead plan, or else the next id in turn. */
 static uint32_t choose_victim(nnb_server *s)
 {
     for (uint32_t i = 0; i < s->n_plans; i++)
@@ -327,7 +327,7 @@ static void follow(nnb_server *s, uint32_t id)
     s->last = id;
 }
 
-/* Returns the id of a plan whose kernel has adapted to the request at hand, or of one to be bound. Under lock. */
+/* Returns a plan whose kernel has adapted to the request, or NEW | a plan to replace. Under lock. */
 static int adapt(nnb_server *s)
 {
     for (uint32_t i = 0; i < s->n_plans; i++) {
@@ -342,7 +342,7 @@ static int adapt(nnb_server *s)
             p->hash = s->hash;
             return (int)i;
         }
-        if (rc != -EINVAL) /* another one takes its place */
+        if (rc != -EINVAL) /* replace this plan */
             return NNB_PLAN_NEW | (int)i;
     }
     return NNB_PLAN_NEW | (int)choose_victim(s);
@@ -370,7 +370,7 @@ static int identify(nnb_server *s)
     s->frees_at_receive = s->frees;
     int id = adapt(s);
     if (id & NNB_PLAN_NEW)
-        nnb_store32_relaxed(&s->plans[id & ~NNB_PLAN_NEW].state, DEAD); /* its callable is about to be replaced */
+        nnb_store32_relaxed(&s->plans[id & ~NNB_PLAN_NEW].state, DEAD); /* the caller will replace its callable */
     else
         follow(s, (uint32_t)id);
     pthread_mutex_unlock(&s->lock);
@@ -380,7 +380,7 @@ static int identify(nnb_server *s)
 
 const nnb_request *nnb_server_request(nnb_server *s)
 {
-    if (!s->is_decoded) /* a known plan was dropped between look-up and use */
+    if (!s->is_decoded) /* the plan was known, but was dropped after its look-up */
         nnb_wire_decode_request(s->packet, s->n, &s->decoded);
     s->is_decoded = 1;
     return &s->decoded;
@@ -398,7 +398,7 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
     memcpy(packet, s->packet, packet_size);
     memcpy(packet + packet_size, s->decoded.pools, slots_size);
     pthread_mutex_lock(&s->lock);
-    int rc = -ESTALE; /* a slot was freed while the plan was being bound: it may hold a memory that is gone */
+    int rc = -ESTALE; /* a slot was freed during binding, so the plan may use a dropped memory */
     if (s->frees == s->frees_at_receive) {
         uint8_t *old = p->packet;
         p->packet = packet;
@@ -412,7 +412,7 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
         p->uses = NULL;
         p->kernel = NULL;
         nnb_store32_relaxed(&p->state, LIVE);
-        p->next = id; /* most often a request is repeated */
+        p->next = id; /* most requests are repetitions */
         follow(s, id);
         rc = 0;
     }
@@ -473,16 +473,16 @@ static int admit(nnb_server *s, int id)
     if (p->uses) {
         if (!nnb_uses_admit(p->uses))
             return id | NNB_PLAN_GUARDED;
-        s->admitted = p->uses; /* the plan keeps it until another request takes its place */
+        s->admitted = p->uses; /* the plan keeps `uses` until another plan replaces it */
     }
-    if (p->kernel && nnb_cas32_relaxed(&p->state, LIVE, RUNS)) { /* else it was dropped after its look-up */
+    if (p->kernel && nnb_cas32_relaxed(&p->state, LIVE, RUNS)) { /* else the plan was dropped after its look-up */
         s->running = p;
         return id | NNB_PLAN_KERNEL;
     }
     return id;
 }
 
-/* Deals with what a receive returned. -EAGAIN: go on receiving. */
+/* Handles the result of a receive. -EAGAIN: receive again. */
 static int settle(nnb_server *s, int got)
 {
     int id = got;
@@ -494,7 +494,7 @@ static int settle(nnb_server *s, int got)
         s->deadline_ns = nnb_channel_deadline(&s->request);
         uint64_t now = s->deadline_ns || s->longest_ns ? nnb_now_ns() : 0;
         if (s->deadline_ns && now >= s->deadline_ns) {
-            count(s, NNB_FAILURES); /* the client has given it up: its answer only keeps the two in step */
+            count(s, NNB_FAILURES); /* the client has given up the request: the answer only keeps both ends in step */
             s->taken_ns = 0;
             int rc = send_status(s, NNB_MISSED_DEADLINE);
             return rc < 0 ? rc : -EAGAIN;
@@ -507,7 +507,7 @@ static int settle(nnb_server *s, int got)
             s->dequeued_ns = measure ? nnb_now_ns() : 0;
             s->pending = 1;
             s->failed = 0;
-            answer_status(s, 0); /* unless nnb_server_set_result says another */
+            answer_status(s, 0); /* the default, which nnb_server_set_result replaces */
             id = id & NNB_PLAN_NEW ? id : admit(s, id);
             return s->deadline_ns ? id | NNB_PLAN_TIMED : id;
         }
@@ -520,7 +520,7 @@ static int settle(nnb_server *s, int got)
     return id;
 }
 
-/* No client takes answers to requests that are still in the ring. */
+/* After a hang-up, no client takes the answers to requests in the ring. */
 static int is_hung_up(nnb_server *s) { return nnb_load32_acquire(&s->request.hung_up) != 0; }
 
 int nnb_server_try(nnb_server *s, uint32_t spins)
@@ -559,7 +559,7 @@ int nnb_server_run(nnb_server *s, int id)
     }
     int is_known = (status >= 0 && status <= NNB_LAST_STATUS) || status == -ENOSPC;
     s->kernel_status = is_known ? status : NNB_GENERAL_FAILURE;
-    return status ? id : nnb_server_ran(s, id); /* one that failed stays until it was asked why */
+    return status ? id : nnb_server_ran(s, id); /* after a failure, the plan is left in nnb_server_outcome */
 }
 
 int nnb_server_outcome(nnb_server *s, int32_t *status, const char **sentence)
@@ -580,11 +580,11 @@ int nnb_server_next(nnb_server *s)
         if (is_hung_up(s))
             return -EPIPE;
         int got = -EAGAIN, is_kernels = runs_kernels(s);
-        if (is_kernels && nnb_channel_polls(&s->request)) /* the caller has not: first without a look at the clock */
+        if (is_kernels && nnb_channel_polls(&s->request)) /* the caller has not looked: look without the clock */
             got = nnb_channel_try(&s->request, s->packet, NNB_SPINS);
         if (got == -EAGAIN)
             got = nnb_channel_wait(&s->request, s->packet, 0);
-        if (got == -ERESTART && is_kernels) /* the interpreter has nothing to do here: let other threads run it */
+        if (got == -ERESTART && is_kernels) /* this thread needs no interpreter: leave it to others */
             continue;
         int id = nnb_server_run(s, settle(s, got));
         if (id != -EAGAIN)

@@ -117,7 +117,7 @@ typedef struct cursor {
     uint32_t left;
 } cursor;
 
-/* Returns the next datum if it is of that variant, else NULL. */
+/* Returns the next datum if it has this discriminant, else NULL. */
 static const uint8_t *expect(cursor *c, uint8_t discriminant)
 {
     if (!c->left || c->at[0] != discriminant)
@@ -215,7 +215,7 @@ int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out)
     return 0;
 }
 
-/* FNV-1a over 32-bit words: packets are short and this only has to tell bound plans apart quickly. */
+/* FNV-1a over 32-bit words: enough to tell a few bound plans apart quickly. */
 uint32_t nnb_wire_hash(const uint8_t *packet, uint32_t n)
 {
     uint32_t h = 2166136261u;

@@ -1,4 +1,4 @@
-/* Threads without signals, and closing descriptors without the interpreter, whose finalisers can be interrupted.
+/* Threads without signals, and destructors of descriptors: finalisers of the interpreter could be interrupted.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -18,7 +18,7 @@ int nnb_start_thread(pthread_t *joined, void *(*run)(void *), void *argument)
     pthread_t detached;
     pthread_attr_t attr;
     sigset_t all, before;
-    sigfillset(&all); /* signals are for the threads that have handlers to run */
+    sigfillset(&all); /* signals go to threads that can run handlers */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attr);
     if (joined)
@@ -51,7 +51,7 @@ int nnb_fd_socket_maker(int fd)
 #endif
 
 #define MOST_CLOSERS 128
-#define PATIENCE_NS 10000000 /* that a socket may linger */
+#define PATIENCE_NS 10000000 /* the longest time that a socket may linger */
 
 typedef struct left {
     struct left *next;
@@ -71,7 +71,7 @@ static pthread_once_t prepared = PTHREAD_ONCE_INIT;
 static void before_fork(void) { pthread_mutex_lock(&closing); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&closing); }
 
-static void after_fork_in_child(void) /* without the threads; its copies of what waits are never the last */
+static void after_fork_in_child(void) /* the child has no closing threads: its copies stay open */
 {
     of_files = (undertakers){.last = &of_files.first};
     of_sockets = (undertakers){.last = &of_sockets.first, .of_sockets = 1};
@@ -80,7 +80,7 @@ static void after_fork_in_child(void) /* without the threads; its copies of what
 
 static void ignore(int number) { (void)number; }
 
-/* Gives SIGURG, which means nothing unless asked for, a handler: without one it ends no system call. */
+/* Installs a handler of SIGURG, unless the program has one. Without a handler, a signal ends no system call. */
 static void prepare(void)
 {
     struct sigaction has, none = {.sa_handler = ignore, .sa_flags = SA_RESTART};
@@ -90,8 +90,8 @@ static void prepare(void)
         sigaction(SIGURG, &none, NULL);
 }
 
-/* A signal ends the lingering of a close, and of all closes inside it, e.g. of sockets in a local socket's queue. It
- * comes again and again: the first may come before close() waits. */
+/* A signal ends the lingering of close(), even of sockets in a local socket's queue that it closes. The signal is
+ * repeated, because the first one may come before close() waits. */
 static void close_in_time(int fd, timer_t *alarm)
 {
     static const struct itimerspec often = {{0, PATIENCE_NS}, {0, PATIENCE_NS}}, never;
@@ -138,7 +138,7 @@ static void *bury(void *kind)
 static void leave_to_thread(int fd)
 {
     left *one = malloc(sizeof(*one));
-    if (!one) /* leaked rather than waited for */
+    if (!one) /* leak the descriptor: closing it here could block */
         return;
     *one = (left){NULL, fd};
     pthread_once(&prepared, prepare);
@@ -149,8 +149,7 @@ static void leave_to_thread(int fd)
     int wanted = u->threads < MOST_CLOSERS;
     u->threads += (uint32_t)wanted;
     pthread_mutex_unlock(&closing);
-    if (wanted &&
-        nnb_start_thread(NULL, bury, u) < 0) { /* then one that runs closes it, or what the next drop starts */
+    if (wanted && nnb_start_thread(NULL, bury, u) < 0) { /* a running thread or the next drop will close it */
         pthread_mutex_lock(&closing);
         u->threads--;
         pthread_mutex_unlock(&closing);
@@ -161,7 +160,7 @@ void nnb_fd_drop(void *owned)
 {
     intptr_t fd = (intptr_t)owned;
     if (fd < NNB_FD_MAY_BLOCK)
-        close((int)fd); /* nothing for a negative errno */
+        close((int)fd); /* has no effect for a negative errno */
     else
         leave_to_thread((int)(fd - NNB_FD_MAY_BLOCK));
 }

@@ -21,15 +21,15 @@ uint64_t nnb_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Not FUTEX_PRIVATE: the word crosses processes. */
+/* Not FUTEX_PRIVATE: several processes use the word. */
 static long futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout, uint32_t bitset)
 {
     return syscall(SYS_futex, word, op, value, timeout, NULL, bitset);
 }
 
-/* Takes the pending bits of `mask`. The caller's next look must come after the bits are gone, or the sender may still
- * find the bit set while the sleeper finds no packet. A read-modify-write, even a seq_cst one, lets a later load pass
- * it (ARMv8.3). Hence the fence. */
+/* Takes the pending bits of `mask`. The caller's next look must come after the bits are cleared. Otherwise the sender
+ * may find the bit set, and the sleeper no packet. The fence is needed because a later load may pass a
+ * read-modify-write, even a seq_cst one (ARMv8.3). */
 static uint32_t consume(uint32_t *word, uint32_t mask)
 {
     uint32_t old = nnb_take32((nnb_a32 *)word, ~mask); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
@@ -37,7 +37,7 @@ static uint32_t consume(uint32_t *word, uint32_t mask)
     return old;
 }
 
-/* A mark wakes no one and orders nothing. */
+/* Relaxed: a mark wakes no thread and orders nothing. */
 void nnb_event_mark(uint32_t *word, uint32_t mark, int on)
 {
     uint32_t old;
@@ -58,7 +58,7 @@ int nnb_event_wake_unless(uint32_t *word, uint32_t mask, uint32_t mark)
 {
     uint32_t old = nnb_or32_release((nnb_a32 *)word, mask); /* SYNC POINT: wake <-> consume */
     if ((old & mask) == mask)
-        return 0; /* all were pending: their waiters have not slept since */
+        return 0; /* all bits were pending, so no waiter for them sleeps */
     if (old & mark)
         return NNB_MARKED;
     return futex(word, FUTEX_WAKE_BITSET, INT_MAX, NULL, mask) < 0 ? -errno : 1;
@@ -77,10 +77,10 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
     if ((*state = old & mask))
         return 0;
 
-    /* No sleep is long: a signal or a closed handle sets no bit, and a hostile peer may take one back. */
+    /* Sleeps are short: a signal or a closed handle sets no bit, and a hostile peer may clear a bit. */
     uint64_t slice = nnb_now_ns() + NNB_SLICE_NS, until = deadline_ns && deadline_ns < slice ? deadline_ns : slice;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
-    /* The kernel compares the whole word, so any bit that changed since ends the wait. */
+    /* The kernel compares the whole word, so a change of any bit ends the wait. */
     int rc = futex(word, FUTEX_WAIT_BITSET, old, &t, mask) < 0 ? -errno : 0;
     if (rc == -ETIMEDOUT)
         return until == deadline_ns ? -ETIMEDOUT : -ERESTART;
@@ -95,11 +95,11 @@ int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_
     for (;;) {
         int rc = nnb_event_wait(word, mask, state, deadline_ns);
         if (rc == -EINTR)
-            return -ERESTART; /* perhaps a signal: let the caller run its handler */
+            return -ERESTART; /* perhaps a signal, whose handler the caller must run */
         if (rc != -EAGAIN)
             return rc;
         if (deadline_ns && nnb_now_ns() >= deadline_ns) {
-            /* other bits of a shared word keep changing: one last look, then the deadline holds */
+            /* Other bits of the word keep changing. Take the bits once more before the deadline counts. */
             uint32_t old = consume(word, mask);
             return (*state = old & mask) ? 0 : -ETIMEDOUT;
         }

@@ -54,7 +54,7 @@ void nnb_group_destroy(nnb_group *g)
 {
     if (!g || g->magic != NNB_GROUP_MAGIC)
         return;
-    nnb_group_close(g); /* its sleeper threads end */
+    nnb_group_close(g); /* so that the sleeper threads end */
     while (g->sleepers) {
         nnb_sleeper_thread *x = g->sleepers;
         g->sleepers = x->next;
@@ -83,7 +83,7 @@ void nnb_group_destroy(nnb_group *g)
 
 /* ---- clients --------------------------------------------------------------------------------------------------- */
 
-/* Under lock. */
+/* Under lock: finds a client's account. NULL: there is none. */
 static nnb_member *find_member(nnb_group *g, uint64_t number)
 {
     nnb_member *m = g->members;
@@ -128,7 +128,7 @@ void nnb_group_leave(nnb_group *g, uint64_t client)
 
 /* ---- bursts ---------------------------------------------------------------------------------------------------- */
 
-/* Under lock: returns a free number for a burst, with room for it; or an error. */
+/* Under lock: returns a free number for a burst, after making room, or an error. */
 static int free_number(nnb_group *g)
 {
     uint32_t i = 0;
@@ -168,7 +168,7 @@ static int join_group(nnb_group *g, nnb_burst *b, uint64_t client, uint32_t prio
     nnb_count_up(&g->n_bursts[b->queue.priority]);
     nnb_store32_relaxed(&g->changed, 1);
     if (NNB_LEAD_STATE(nnb_load_relaxed(&g->lead)) != NNB_LEAD_FREE)
-        nnb_group_arm(g); /* the run that is under way, or about to be, had the group to itself */
+        nnb_group_arm(g); /* a present run may have begun without a monitor, as its burst was the only one */
     return number;
 }
 
@@ -207,7 +207,7 @@ void nnb_group_bury(nnb_group *g, nnb_burst *b)
 
 /* ---- workers --------------------------------------------------------------------------------------------------- */
 
-/* Under lock: returns a free number for a worker, for the word `lead`. */
+/* Under lock: returns a free number for a worker, to be used in the word `lead`. */
 static uint32_t next_number(nnb_group *g)
 {
     const nnb_worker *w;

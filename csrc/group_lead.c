@@ -6,10 +6,10 @@
 #include "nnb_group.h"
 
 #define IDLE_TICKS 8        /* ticks without a run after which the monitor rests */
-#define GROW_NS 1000000000u /* time after which a worker that has not come is asked for again */
+#define GROW_NS 1000000000u /* time after which a missing worker is requested again */
 #define MOST_WORKERS 1024u
-#define SPARE 4u             /* number of parked workers that stay for ever */
-#define KEEP_NS 10000000000u /* others end when they were not needed for so long */
+#define SPARE 4u             /* number of parked workers that never end */
+#define KEEP_NS 10000000000u /* other parked workers end after this time without work */
 
 /* ---- how many runs there are ----------------------------------------------------------------------------------- */
 
@@ -34,7 +34,7 @@ int nnb_group_is_saturated(const nnb_group *g)
 int nnb_group_wants_worker(nnb_group *g)
 {
     uint32_t runs = nnb_load32_relaxed(&g->n_detached);
-    uint32_t enough = nnb_group_is_saturated(g) || runs < g->cpus ? g->cpus : runs + 1; /* if held, one leads, too */
+    uint32_t enough = nnb_group_is_saturated(g) || runs < g->cpus ? g->cpus : runs + 1; /* runs + 1: one leads */
     if (g->parked || g->n_workers >= MOST_WORKERS || (g->n_workers > enough && !nnb_load32_relaxed(&g->n_stuck)))
         return 0;
     uint64_t now = nnb_now_ns();
@@ -44,7 +44,7 @@ int nnb_group_wants_worker(nnb_group *g)
     return -EUSERS;
 }
 
-/* Under lock, by the leader: a run is detached, and its queue leaves service. began_ns 0: it was not measured. */
+/* Under lock, by the leader: notes that a run is detached. Its queue leaves service. began_ns 0: not measured. */
 static void mark_detached(nnb_group *g, nnb_worker *w, uint64_t began_ns)
 {
     nnb_queue *q = &w->burst->queue;
@@ -57,7 +57,7 @@ static void mark_detached(nnb_group *g, nnb_worker *w, uint64_t began_ns)
     nnb_count_up(&g->n_runs[q->priority]);
 }
 
-/* Under lock: leaves the cost of a run to the leader, who charges it. */
+/* Under lock: passes the cost of a run to the leader, which charges it. */
 static void mark_done(nnb_group *g, nnb_worker *w)
 {
     nnb_member *m = nnb_member_of(w->burst);
@@ -138,13 +138,13 @@ void nnb_group_arm(nnb_group *g)
     nnb_ring(&g->monitor->bell);
 }
 
-/* Under lock: nobody led. */
+/* Under lock, if no worker leads: makes this worker the leader. */
 static void take_lead(nnb_group *g, const nnb_worker *w)
 {
     nnb_store_relaxed(&g->lead, nnb_lead_word(w, NNB_LEAD_LOOKING));
 }
 
-/* Under lock, by a worker that leaves the parked ones. */
+/* Under lock: removes a worker from the parked ones. */
 static void unpark(nnb_group *g, nnb_worker *w)
 {
     for (nnb_worker **link = &g->parked; *link; link = &(*link)->next_parked)
@@ -163,14 +163,14 @@ void nnb_lead_hand_on(nnb_group *g)
 {
     nnb_worker *next = g->parked;
     if (next && next == g->monitor && next->next_parked)
-        next = next->next_parked; /* the monitor stays, if another one is there */
+        next = next->next_parked; /* let the monitor stay, if another worker is parked */
     if (next) {
         unpark(g, next);
         next->role = NNB_LEADS;
     }
     nnb_store_relaxed(&g->lead, next ? nnb_lead_word(next, NNB_LEAD_LOOKING) : NNB_LEAD_FREE);
     if (next)
-        nnb_ring(&next->bell); /* under the lock: it may be gone after it */
+        nnb_ring(&next->bell); /* under the lock, as the worker may end after that */
 }
 
 void nnb_lead_detach(nnb_worker *w)
@@ -201,7 +201,7 @@ void nnb_lead_busy(nnb_worker *w, int has_others)
 int nnb_lead_resume(nnb_worker *w)
 {
     if (w->role == NNB_INLINE) {
-        /* Has nobody led since? */
+        /* Lead again, unless another worker has led meanwhile. */
         int leads =
             nnb_cas_relaxed(&w->group->lead, nnb_lead_word(w, NNB_LEAD_BUSY), nnb_lead_word(w, NNB_LEAD_LOOKING));
         w->role = leads ? NNB_LEADS : NNB_DETACHED;
@@ -239,7 +239,7 @@ void nnb_worker_give_back(nnb_worker *w)
 
 /* ---- parked workers -------------------------------------------------------------------------------------------- */
 
-/* Under lock: lets the monitor look. 1: it leads now. */
+/* Under lock: one tick of the monitor. 1: the monitor leads now. */
 static int tick(nnb_worker *w)
 {
     nnb_group *g = w->group;
@@ -258,11 +258,11 @@ static int tick(nnb_worker *w)
             busy = busy->next;
         /* SYNC POINT: hand_over <-> take_over */
         if (busy && nnb_cas_acquire(&g->lead, x, nnb_lead_word(w, NNB_LEAD_LOOKING))) {
-            mark_detached(g, busy, nnb_now_ns() - NNB_TICK_NS); /* or before; the worker may write what it knows */
+            mark_detached(g, busy, nnb_now_ns() - NNB_TICK_NS); /* or earlier; the worker may be writing started_ns */
             return 1;
         }
     }
-    /* The leader of a group that has changed may begin a run without knowing of all bursts. */
+    /* In a changed group, a leader that does not know all bursts may begin a run, so the monitor must not rest. */
     if (state == NNB_LEAD_BUSY || x != w->seen_lead || nnb_load32_relaxed(&g->changed)) {
         w->idle_ticks = 0;
     } else if (++w->idle_ticks >= IDLE_TICKS) {
@@ -278,20 +278,20 @@ static int tick(nnb_worker *w)
     return 0;
 }
 
-/* The last one to park is called first, so a worker that stays parked for long is not needed. */
+/* The worker that parked last is called first, so a worker that stays parked for long is not needed. */
 static int has_too_many(const nnb_group *g)
 {
     return nnb_load32_relaxed(&g->n_parked) > SPARE && g->n_workers > g->cpus + 1 + nnb_load32_relaxed(&g->n_stuck);
 }
 
-/* Under lock. 0: the worker leads; 1: it has to wait; -EPIPE. */
+/* Under lock. 0: the worker leads; 1: it is parked and must wait; -EPIPE. */
 static int line_up(nnb_group *g, nnb_worker *w)
 {
     uint32_t state = NNB_LEAD_STATE(nnb_load_relaxed(&g->lead));
     if (w->is_fresh) {
         nnb_ask_for_short_slices();
         w->is_fresh = 0;
-        g->asked_ns = 0; /* one at a time: threads take a while to start */
+        g->asked_ns = 0; /* the requested worker has come: others may be requested */
     }
     if (nnb_load32_relaxed(&g->closing))
         return -EPIPE;
@@ -319,7 +319,7 @@ int nnb_worker_park(nnb_worker *w)
         pthread_mutex_unlock(&g->lock);
         int is_over = nnb_sleep_on_bell(&w->bell, ns);
         pthread_mutex_lock(&g->lock);
-        if (w->role == NNB_LEADS) { /* handed over */
+        if (w->role == NNB_LEADS) { /* another worker has handed over the lead */
             rc = 0;
         } else if (nnb_load32_relaxed(&g->closing)) {
             unpark(g, w);

@@ -2,17 +2,17 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Queues in service are looked at in every round; hot ones, which were used lately, before each request that is
- * served, or after some of them where there are many; the others less often.
+ * The leader looks at queues in service in every round. It looks at hot queues, which were used lately, before each
+ * request, or less often if there are many. It looks at the others still less often.
  */
 #include <stdlib.h>
 
 #include "nnb_group.h"
 
-#define COLD_NS 2000000u /* a queue without packets for so long gets a look only now and then */
+#define COLD_NS 2000000u /* a queue without packets for so long is no longer hot */
 #define HOT_LOOKS 8u     /* looks at hot queues for each served request */
-#define COLD_LOOKS 2u    /* at all queues, likewise */
-#define MOST_DOUBTS 16u  /* so that a window of milliseconds ends, too */
+#define COLD_LOOKS 2u    /* looks at all queues for each served request */
+#define MOST_DOUBTS 16u  /* enough halvings for a window of milliseconds */
 
 static int grow_lists(nnb_group *g, uint32_t n)
 {
@@ -37,7 +37,7 @@ void nnb_look_refresh(nnb_group *g)
     pthread_mutex_lock(&g->lock);
     nnb_store32_relaxed(&g->changed, 0);
     if (grow_lists(g, g->room) < 0) {
-        nnb_store32_relaxed(&g->changed, 1); /* those that came have to wait */
+        nnb_store32_relaxed(&g->changed, 1); /* out of memory: new bursts must wait */
         pthread_mutex_unlock(&g->lock);
         return;
     }
@@ -108,7 +108,7 @@ static int look_at(nnb_group *g, nnb_burst *b)
     return 1;
 }
 
-/* Returns 1 if a queue in service is ready now. */
+/* Looks at the queues in service. Returns 1 if one is ready. */
 int nnb_look_at_slots(nnb_group *g)
 {
     int found = 0;
@@ -132,7 +132,7 @@ void nnb_look_at_all(nnb_group *g)
     }
 }
 
-/* Does the work that is due before the next pick. */
+/* Looks at all queues, or at the hot ones, as often as they are due. */
 void nnb_look_around(nnb_group *g)
 {
     if (g->is_slow || g->picks_all * COLD_LOOKS >= g->n_mine) {
@@ -148,7 +148,7 @@ uint64_t nnb_look_window(const nnb_group *g)
 {
     for (uint32_t i = 0; i < g->n_hot; i++) {
         const nnb_burst *b = g->hot[i];
-        if (!nnb_load32_relaxed(&b->taken) && b->inbox->window_ns) /* one that is over stays taken */
+        if (!nnb_load32_relaxed(&b->taken) && b->inbox->window_ns) /* a burst that is over stays taken */
             return b->inbox->window_ns >> g->doubts;
     }
     return 0;

@@ -7,14 +7,14 @@
 
 #include "nnb_group.h"
 
-#define LONG_NS 100000u /* a run that is expected to last longer is detached */
-#define SLOW_NS 20000u  /* after such a run every queue is looked at */
+#define LONG_NS 100000u /* a run that will probably last longer is detached */
+#define SLOW_NS 20000u  /* after a longer run, the leader looks at every queue */
 
 static int has_kernel(int id) { return id >= 0 && id & NNB_PLAN_KERNEL; }
 
 /* ---- taking a request ------------------------------------------------------------------------------------------ */
 
-/* Makes a burst's request, or its end, the one at hand. Returns as the loop's steps do. */
+/* Makes a burst's request, or its end, the worker's present one. Returns the same as the loop's steps. */
 static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
 {
     w->ended = id < 0 ? id : 0;
@@ -24,11 +24,11 @@ static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
     return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
 }
 
-/* Takes the request of a burst. >= 0: run it; -EAGAIN: there was none. */
+/* Takes the request of a burst. >= 0: run it; -EAGAIN: the burst had no request. */
 static int take(nnb_worker *w, nnb_burst *b)
 {
     int id = nnb_server_try(b->server, 1);
-    if (w->burst != b) /* that of a detached worker is read by others */
+    if (w->burst != b) /* other threads read `burst` of a detached worker */
         w->burst = b;
     if (id == -EAGAIN)
         return id;
@@ -36,8 +36,8 @@ static int take(nnb_worker *w, nnb_burst *b)
     return take_up(w, b, id, nnb_queue_begin(&b->queue));
 }
 
-/* Takes the requests that wait for the same batcher as the one just taken. One that has to be bound may wait for its
- * client: it runs last, and is the only one, so that no other client waits for it. */
+/* Takes the requests that wait in the same batcher as the request just taken. At most one of them needs binding. It
+ * runs last, so that no other client waits while its own client is asked for a memory. */
 static void gather(nnb_worker *w, nnb_burst *b)
 {
     nnb_group *g = w->group;
@@ -48,13 +48,13 @@ static void gather(nnb_worker *w, nnb_burst *b)
         nnb_burst *rider = (nnb_burst *)q;
         nnb_store32_relaxed(&rider->taken, 1);
         int id = nnb_server_try(rider->server, 1), is_first = nnb_queue_begin(q);
-        if (id == -EAGAIN) { /* as in `begin` */
+        if (id == -EAGAIN) { /* ill-formed, and answered; see `begin` */
             q->flow->spent += NNB_REQUEST_NS;
             nnb_store32_relaxed(&rider->taken, 0);
             continue;
         }
         nnb_look_heat(g, rider);
-        uint32_t place = has_kernel(id) ? w->n_riders : 0; /* the first one is run last */
+        uint32_t place = has_kernel(id) ? w->n_riders : 0; /* riders[0] runs last */
         w->riders[w->n_riders++] = w->riders[place];
         w->riders[place] = (nnb_rider){rider, id, is_first};
         if (!has_kernel(id))
@@ -65,7 +65,7 @@ static void gather(nnb_worker *w, nnb_burst *b)
         nnb_batcher_hold(batcher, b->queue.priority, g->schedule.now_ns);
 }
 
-/* Runs the request at hand and its riders of the same shape as one. If that fails, each runs alone. */
+/* Runs the request at hand and riders of the same shape as one. If that fails, each request runs alone. */
 static void run_together(nnb_worker *w)
 {
     nnb_burst *bursts[NNB_MOST_BATCHED] = {w->burst};
@@ -78,7 +78,7 @@ static void run_together(nnb_worker *w)
         if (!has_kernel(w->riders[i].id) || b->share_ns || nnb_server_kernel(b->server)->batch != batch)
             continue;
         uint64_t until = nnb_server_deadline(b->server);
-        deadline = !deadline || !until ? 0 : until > deadline ? until : deadline; /* the last one's */
+        deadline = !deadline || !until ? 0 : until > deadline ? until : deadline; /* the latest deadline */
         bursts[n] = b;
         kernels[n++] = nnb_server_kernel(b->server);
     }
@@ -98,7 +98,7 @@ static void run_together(nnb_worker *w)
     }
 }
 
-/* Continues with the next burst that was taken with the last one; returns as `take`. */
+/* Continues with the next rider. Returns the same as `take`. */
 static int next_rider(nnb_worker *w)
 {
     nnb_rider r = w->riders[--w->n_riders];
@@ -116,16 +116,16 @@ static int next_rider(nnb_worker *w)
     return id;
 }
 
-/* While one client is served, and no flow has to be fair, few runs are measured. */
+/* Measures few runs while there is only one client, which needs no fair share. */
 static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) % NNB_LOOKS_PER_CLOCK == 0; }
 
-/* Returns 1 if its client has to be woken for the answer. */
+/* Returns 1 if an answer must wake the burst's client. */
 static int is_asleep(const nnb_burst *b)
 {
     return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(b->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
 }
 
-/* Returns the burst that is served next. NULL: none now. */
+/* Returns the burst that is served next. NULL: no burst is served now. */
 static nnb_burst *pick(nnb_group *g)
 {
     nnb_load load;
@@ -133,7 +133,7 @@ static nnb_burst *pick(nnb_group *g)
     return (nnb_burst *)nnb_schedule_next(&g->schedule, &load, g->now_ns);
 }
 
-/* Begins the next request of the ready ones. -EAGAIN: none may run now, or the lead is gone; -EUSERS. */
+/* Begins the next ready request. -EAGAIN: no request may run now, or the worker has lost the lead; -EUSERS. */
 static int begin(nnb_worker *w)
 {
     nnb_group *g = w->group;
@@ -141,7 +141,7 @@ static int begin(nnb_worker *w)
     if (has_others && (!nnb_load32_relaxed(&g->n_parked) || nnb_group_is_saturated(g))) {
         pthread_mutex_lock(&g->lock);
         int rc = nnb_group_wants_worker(g);
-        if (!rc && nnb_group_is_saturated(g)) { /* saturated: the one that ends first leads */
+        if (!rc && nnb_group_is_saturated(g)) { /* no lead: the worker whose run ends first will lead */
             nnb_lead_release(w);
             rc = -EAGAIN;
         }
@@ -149,7 +149,7 @@ static int begin(nnb_worker *w)
         if (rc)
             return rc;
     }
-    /* The time is a few rounds old; these count as time of the awaited client, anyway. */
+    /* now_ns is a few rounds old. These rounds count as time of the awaited client. */
     int knows_time = g->schedule.awaited != NULL;
     nnb_burst *b = pick(g);
     if (!b)
@@ -158,7 +158,7 @@ static int begin(nnb_worker *w)
     g->picks_all++;
     nnb_store32_relaxed(&b->taken, 1);
     int id = take(w, b);
-    if (id == -EAGAIN) { /* it was ill-formed, and has been answered */
+    if (id == -EAGAIN) { /* the request was ill-formed, and was answered */
         b->queue.flow->spent += NNB_REQUEST_NS;
         nnb_store32_relaxed(&b->taken, 0);
         w->burst = NULL;
@@ -185,8 +185,8 @@ static int begin(nnb_worker *w)
 
 /* ---- answering ------------------------------------------------------------------------------------------------- */
 
-/* Accounts for a run. The leader charges its time: now, or once the run's worker has given the burst back.
- * `ended_ns`: before the answer woke a client, which may take this processor. */
+/* Accounts for a run. The leader charges its time now, or after the worker has given the burst back. `ended_ns`: a time
+ * before the answer woke a client, because that client may take this processor. */
 static void account(nnb_worker *w, nnb_burst *b, uint64_t ended_ns)
 {
     uint64_t took_ns = b->share_ns ? b->share_ns : w->started_ns ? ended_ns - w->started_ns : 0;
@@ -204,7 +204,7 @@ static int conclude(nnb_worker *w)
 {
     nnb_group *g = w->group;
     nnb_burst *b = w->burst;
-    if (w->ended) { /* its burst is over, and the caller has given back what was its */
+    if (w->ended) { /* the burst is over, and the caller has released its resources */
         nnb_worker_give_back(w);
         return 0;
     }
@@ -225,7 +225,7 @@ static int conclude(nnb_worker *w)
         return NNB_BURST_ENDED + (int)(b->number * NNB_BURST_PLANS);
     if (leads) {
         if (was_asleep && b->queue.in_service)
-            g->now_ns = nnb_now_ns(); /* waking took a while */
+            g->now_ns = nnb_now_ns(); /* waking the client took a while */
         if (w->started_ns)
             nnb_schedule_answered(&g->schedule, &b->queue, g->now_ns, was_asleep);
         nnb_store32_relaxed(&b->taken, 0);
@@ -238,7 +238,7 @@ static int conclude(nnb_worker *w)
 
 /* ---- looking for a request ------------------------------------------------------------------------------------- */
 
-/* Leads until a request has to be run. -EAGAIN: after `limit` rounds (0: never), or the lead is gone. */
+/* Leads until a request must run. -EAGAIN: after `limit` rounds (0: no limit), or if the lead is lost. */
 static int lead(nnb_worker *w, uint32_t limit)
 {
     nnb_group *g = w->group;
@@ -270,7 +270,7 @@ static int lead(nnb_worker *w, uint32_t limit)
             nnb_look_idle(g);
             polls = nnb_look_window(g) != 0;
         } else if (g->schedule.n_batched) {
-            sched_yield(); /* to those that are waited for */
+            sched_yield(); /* the processor may be needed by the clients that are awaited */
         } else {
             nnb_pause();
         }
@@ -292,7 +292,7 @@ void nnb_worker_destroy(nnb_worker *w)
             if (conclude(w) >= NNB_BURST_ENDED)
                 nnb_server_hang_up(w->burst->server);
         }
-        w->ended = 0; /* the caller does not know: another worker finds it */
+        w->ended = 0; /* the caller was not told: another worker will find the end */
         if (w->burst)
             nnb_worker_give_back(w);
         id = w->n_riders ? nnb_group_run(w, next_rider(w)) : 0;
@@ -344,7 +344,7 @@ int nnb_group_next(nnb_worker *w)
         if (w->role == NNB_NO_ROLE && !w->n_riders && (rc = nnb_worker_park(w)) < 0)
             return rc;
         uint32_t spins = nnb_group_spins(w);
-        int id = spins ? nnb_group_try(w, spins) : -EAGAIN; /* without a look at idle queues */
+        int id = spins ? nnb_group_try(w, spins) : -EAGAIN; /* does not look at idle queues */
         id = nnb_group_run(w, id == -EAGAIN ? nnb_group_try(w, 0) : id);
         if (id != -EAGAIN)
             return id;

@@ -2,8 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The kernel waits for 128 words at a time (futex_waitv). Queues beyond these that were not used for long are left to
- * sleeper threads, 127 to each, which hand a burst back with its first packet. Without futex_waitv each has one.
+ * The kernel waits for 128 words at a time (futex_waitv). If there are more queues, sleeper threads get those that were
+ * unused for longest, at most 127 each, and hand a burst back at its first packet. Without futex_waitv, each gets one.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -18,7 +18,7 @@
 #define SYS_futex_waitv 449
 #endif
 
-#define FUTILE_WAKES 1024u /* most wakes without a packet before a client is not served any more */
+#define FUTILE_WAKES 1024u /* wakes without a packet after which a burst is ended */
 #define SLEEPING_BITS (NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP)
 
 uint32_t nnb_sleep_words(uint32_t most)
@@ -27,10 +27,10 @@ uint32_t nnb_sleep_words(uint32_t most)
     return !has_waitv ? 0 : most < NNB_WAITV_WORDS ? most : NNB_WAITV_WORDS;
 }
 
-/* Returns 1 if it took `ns`; 0 ns: however long it takes. */
+/* Returns 1 if the wait took `ns`. 0 ns: no limit. */
 static int wait_for_words(struct futex_waitv *words, uint32_t n, uint64_t ns)
 {
-    uint64_t until = n == 1 ? ns : nnb_now_ns() + ns; /* futex_waitv is told a moment */
+    uint64_t until = n == 1 ? ns : nnb_now_ns() + ns; /* futex_waitv takes an absolute time */
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
     long rc = n == 1 ? syscall(SYS_futex, words[0].uaddr, FUTEX_WAIT, words[0].val, ns ? &t : NULL, NULL, 0)
                      : syscall(SYS_futex_waitv, words, n, 0, ns ? &t : NULL, CLOCK_MONOTONIC);
@@ -46,14 +46,14 @@ int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns)
 {
     struct futex_waitv word = wait_word(bell, 0);
     int is_over = !nnb_and32_relaxed(bell, 0) && wait_for_words(&word, 1, ns);
-    return !nnb_and32_relaxed(bell, 0) && is_over; /* heard: it would end the next sleep, too */
+    return !nnb_and32_relaxed(bell, 0) && is_over; /* clear it, or it would end the next sleep, too */
 }
 
 static nnb_a32 *event_of(const nnb_burst *b) { return (nnb_a32 *)(void *)b->inbox->mq->event; }
 
 static void clear_bits(nnb_burst *b)
 {
-    if (nnb_load32_relaxed(event_of(b)) & SLEEPING_BITS) /* clear already: nobody has sent since it was cleared */
+    if (nnb_load32_relaxed(event_of(b)) & SLEEPING_BITS) /* else no packet was sent since they were cleared */
         nnb_take32(event_of(b), ~SLEEPING_BITS);         /* SYNC POINTS: wake <-> consume, publish <-> sleep */
 }
 
@@ -94,12 +94,12 @@ static void *sleep_on_some(void *argument)
         if (nnb_load32_relaxed(&g->closing))
             return NULL;
         words[n] = wait_word(&x->bell, 0);
-        int is_deaf = n && !g->words; /* it waits for its queue's word alone */
+        int is_deaf = n && !g->words; /* without futex_waitv, it waits only for its queue */
         wait_for_words(words, is_deaf ? 1 : n + 1, is_deaf ? NNB_SLICE_NS : 0);
     }
 }
 
-/* Under lock: returns a sleeper thread that has room for a burst. NULL: the system has no thread. */
+/* Under lock: returns a sleeper thread with room for a burst. NULL: the system cannot start a thread. */
 static nnb_sleeper_thread *find_sleeper_thread(nnb_group *g)
 {
     nnb_sleeper_thread *x = g->sleepers;
@@ -119,13 +119,13 @@ static nnb_sleeper_thread *find_sleeper_thread(nnb_group *g)
 static int by_use(const void *a, const void *b)
 {
     uint64_t x = (*(nnb_burst *const *)a)->used_ns, y = (*(nnb_burst *const *)b)->used_ns;
-    return x < y ? 1 : x > y ? -1 : 0; /* the latest first */
+    return x < y ? 1 : x > y ? -1 : 0; /* the last used first */
 }
 
-/* Leaves bursts beyond the limit to sleeper threads. */
+/* Hands bursts beyond the limit to sleeper threads. */
 static void leave_some(nnb_group *g)
 {
-    uint32_t n = g->n_mine, keep = g->words / 2; /* so that not each packet moves one */
+    uint32_t n = g->n_mine, keep = g->words / 2; /* some room, so that not each packet moves a burst */
     if (n <= g->words)
         return;
     qsort(g->mine, n, sizeof(*g->mine), by_use);
@@ -169,7 +169,7 @@ void nnb_sleep_on_all(nnb_group *g)
         nnb_burst *b = g->mine[i];
         if (!nnb_burst_is_free(b))
             continue;
-        if (n == g->words || !is_quiet(b)) /* no thread to sleep on it: look again and again */
+        if (n == g->words || !is_quiet(b)) /* no thread sleeps on it: do not sleep, but look again */
             quiet = 0;
         else
             words[n++] = wait_word(event_of(b), b->expected);
@@ -191,7 +191,7 @@ void nnb_sleep_on_all(nnb_group *g)
         nnb_burst *b = g->mine[i];
         if (!nnb_burst_is_free(b) || nnb_load32_relaxed(event_of(b)) == b->expected || nnb_burst_has_news(b))
             continue;
-        if (++b->futile >= FUTILE_WAKES) { /* it writes into the word, and sends nothing */
+        if (++b->futile >= FUTILE_WAKES) { /* the client changes the word, but sends no packet */
             b->inbox->mq->corrupt = 1;
             nnb_group_enqueue(g, b);
         }

@@ -1,4 +1,4 @@
-/* Running a kernel, or several as one.
+/* Runs of a kernel, and of several kernels as one.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -6,7 +6,7 @@
 
 #include "nnburst.h"
 
-#define MOST_DOUBLED 10u /* a batch that always fails is still tried once in a thousand */
+#define MOST_DOUBLED 10u /* a batch that always fails is tried once in a thousand runs */
 
 int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns) { return k->run(k, deadline_ns); }
 

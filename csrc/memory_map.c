@@ -1,19 +1,19 @@
-/* Shared memory objects: sealed memfds, and mappings that outlive a peer which truncates the file.
+/* Shared memory objects: sealed memfds, and mappings that survive if a peer truncates the file.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * The SIGBUS guard
- *   An access beyond the end of a file that was truncated after we mapped it raises SIGBUS and would end the process;
- *   so does one in a page for which a full file system has no room. A sealed memfd (F_SEAL_SHRINK) needs no guard.
- *   Any other object is entered in a fixed table when it is mapped for a caller that looks at the count of faults
- *   after each use: a device for its runs, a queue for its transactions. The handler lays anonymous zero memory over
- *   the page that vanished and counts; the instruction is then repeated. Faults elsewhere go to the handler that was
- *   there before us. A view for this process's own program has no guard: writes there would be lost without a word.
+ *   If a mapped file is truncated, an access beyond its end raises SIGBUS and would end the process. So does an access
+ *   to a page for which a full file system has no room. A sealed memfd (F_SEAL_SHRINK) needs no guard. Another object
+ *   is entered in a fixed table if the caller that maps it checks the count of faults after each use: a device after
+ *   its runs, a queue after its transactions. The handler maps anonymous zero memory over the missing page and counts
+ *   the fault; then the instruction is repeated. Faults elsewhere go to the handler that was installed before. A view
+ *   for the program itself has no guard, because its writes would be lost without notice.
  *
- *   The handler runs in whatever thread touched the page, at any instruction: it takes no lock, allocates nothing and
+ *   The handler runs in any thread that touched the page, at any instruction. It takes no lock, allocates nothing and
  *   calls only mmap, sigaction and tgkill. The table never moves. An entry is claimed with one compare-and-swap,
- *   becomes visible with one release store and is withdrawn *before* the pages are unmapped, so the handler never
- *   lays zero pages over a range that meanwhile has another owner.
+ *   becomes visible with one release store and is withdrawn *before* the pages are unmapped. So the handler never maps
+ *   zeros over a range that has a new owner.
  */
 #define _GNU_SOURCE
 #include "nnb_atomic.h"
@@ -30,7 +30,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#ifndef MFD_NOEXEC_SEAL /* of newer headers */
+#ifndef MFD_NOEXEC_SEAL /* older headers lack it */
 #define MFD_NOEXEC_SEAL 0x8u
 #endif
 #define HUGETLBFS_MAGIC_NUMBER 0x958458f6L
@@ -44,7 +44,7 @@ int nnb_memfd_create(const char *name, uint64_t size, int seals)
     if (size > INT64_MAX)
         return -EOVERFLOW;
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    /* Before Linux 6.3 the flag is unknown: the memfd is then merely executable, which nothing relies on. */
+    /* Before Linux 6.3 the flag is unknown. The memfd is then executable, which does no harm. */
     if (fd < 0 && errno == EINVAL)
         fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
@@ -72,7 +72,7 @@ int64_t nnb_fd_size(int fd)
         return -errno;
     if (S_ISREG(st.st_mode))
         return st.st_size;
-    /* dma-buf and block devices tell their size only to lseek; put the position back, others may share it. */
+    /* Only lseek tells the size of dma-bufs and block devices. Restore the position, which may be shared. */
     off_t here = lseek(fd, 0, SEEK_CUR);
     off_t end = lseek(fd, 0, SEEK_END);
     if (end < 0)
@@ -87,7 +87,7 @@ int64_t nnb_fd_filesystem(int fd)
     struct statfs fs;
     if (fstatfs(fd, &fs) != 0)
         return -errno;
-    /* 32 bits, sign-extended on some machines: CIFS has the top bit */
+    /* The number has 32 bits, but some machines extend its sign: CIFS has the top bit. */
     return (int64_t)((uint64_t)fs.f_type & 0xffffffffu);
 }
 
@@ -97,14 +97,14 @@ int64_t nnb_fd_filesystem(int fd)
 #define GUARDS 4096
 #endif
 
-/* Life of an entry: `turn` modulo 3; each step adds one, so that a value never comes back. */
+/* States of an entry: `turn` modulo 3. Each step adds one, so that no value of `turn` occurs twice. */
 enum { GUARD_FREE, GUARD_CLAIMED, GUARD_ARMED, GUARD_STATES };
 
 typedef struct guard {
     nnb_a64 turn;
     nnb_a64 base;
     nnb_a64 end;
-    nnb_a64 granule; /* page size of the object: bytes that one fault replaces */
+    nnb_a64 granule; /* page size of the object: each fault replaces so many bytes */
     nnb_a64 prot;
     nnb_a64 faults;
 } guard;
@@ -113,8 +113,8 @@ static guard guards[GUARDS];
 
 static struct sigaction previous_action;
 
-/* Ends the process the way it would have ended without us: the faulting instruction is repeated under the default
- * action, so that the core dump shows the right place; a SIGBUS that was *sent* is sent again. */
+/* Ends the process as without this handler. With the default action, the faulting instruction is repeated, so that
+ * the core dump shows the right place. A SIGBUS that was *sent* is sent again. */
 static void default_action(int sig, const siginfo_t *info)
 {
     struct sigaction action = {.sa_handler = SIG_DFL};
@@ -128,7 +128,7 @@ static void chain(int sig, siginfo_t *info, void *context)
     if (previous_action.sa_flags & SA_SIGINFO) {
         previous_action.sa_sigaction(sig, info, context);
     } else if (previous_action.sa_handler == SIG_IGN) {
-        /* The kernel does not let a process ignore a real fault either. */
+        /* As in the kernel, a real fault cannot be ignored. */
         if (info->si_code > 0)
             default_action(sig, info);
     } else if (previous_action.sa_handler == SIG_DFL) {
@@ -143,7 +143,7 @@ typedef struct guarded {
     int prot;
 } guarded;
 
-/* Copies an entry for the handler, consistently from one owner. 0: there is none. */
+/* Copies an entry for the handler. All fields come from one owner. 0: the entry has no owner. */
 static int look_at(guard *g, guarded *out)
 {
     uint64_t turn = nnb_load_acquire(&g->turn); /* SYNC POINT: guard_add <-> absorb */
@@ -154,12 +154,12 @@ static int look_at(guard *g, guarded *out)
     out->granule = nnb_load_relaxed(&g->granule);
     out->prot = (int)nnb_load_relaxed(&g->prot);
     nnb_fence_acquire();                       /* SYNC POINT: guard_add <-> absorb */
-    return nnb_load_relaxed(&g->turn) == turn; /* else another thread is rewriting it for its own mapping */
+    return nnb_load_relaxed(&g->turn) == turn; /* else another thread changes the entry for its mapping */
 }
 
 static int lay_zeros(guard *g, const guarded *m, uint64_t address)
 {
-    /* The raw system call: a sanitizer's mmap wrapper is not fit for a signal handler. */
+    /* The raw system call, because a sanitizer's wrapper of mmap may not be called in a signal handler. */
     long page = syscall(SYS_mmap, m->base + (address - m->base) / m->granule * m->granule, m->granule, m->prot,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L);
     if (page == -1)
@@ -177,13 +177,13 @@ static int absorb(uint64_t address)
     return 0;
 }
 
-/* Returns 1 if a load from there would fault: the kernel reads the set before it looks at `how`. */
+/* Returns 1 if a load from the address would fault: the kernel reads the set before it checks `how`. */
 static int is_gone(uint64_t address)
 {
     return syscall(SYS_rt_sigprocmask, ~0, address, NULL, sizeof(uint64_t)) < 0 && errno == EFAULT;
 }
 
-/* Lays zeros over all guarded pages that are gone. */
+/* Maps zeros over all missing pages in guarded ranges. */
 static int absorb_all(void)
 {
     int found = 0;
@@ -195,7 +195,7 @@ static int absorb_all(void)
             address -= m.granule;
             if (is_gone(address))
                 found |= lay_zeros(&guards[i], &m, address);
-            /* A file loses its end: pages behind may exist again where zeros were laid before. */
+            /* A truncated file has lost all pages up to its end, except where zeros were mapped before. */
             else if (!nnb_load_relaxed(&guards[i].faults))
                 break;
         }
@@ -203,8 +203,8 @@ static int absorb_all(void)
     return found;
 }
 
-/* A handler that was installed after ours, as by faulthandler.enable(), does not know of the guard: it reports a
- * fault, restores our handler and sends the signal again. With zeros on all guarded pages that are gone we go on. */
+/* A handler that was installed later, e.g. by faulthandler.enable(), reports a fault, restores this handler and sends
+ * the signal again, without the address. So this handler maps zeros over all missing pages, and the process goes on. */
 static void on_sigbus(int sig, siginfo_t *info, void *context)
 {
     int saved_errno = errno;
@@ -218,7 +218,7 @@ static void install_handler(void)
 {
     struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
     sigemptyset(&action.sa_mask);
-    /* Read the old action first: the new handler may run the moment it is installed. */
+    /* Read the old action first, because the new handler may run as soon as it is installed. */
     sigaction(SIGBUS, NULL, &previous_action);
     sigaction(SIGBUS, &action, NULL);
 }
@@ -249,7 +249,7 @@ static void guard_remove(int index) { nnb_add_relaxed(&guards[index].turn, 1); }
 
 /* ---- mapping --------------------------------------------------------------------------------------------------- */
 
-/* Returns the page size of the object: that of the machine, or the huge page of a hugetlb file. */
+/* Returns the page size of the object: the machine's, or the huge page size of a hugetlb file. */
 static uint64_t granule_of(int fd)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -267,7 +267,7 @@ int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot, 
     int64_t object = nnb_fd_size(fd);
     if (object < 0)
         return (int)object;
-    /* mmap itself accepts a region beyond the end and faults later. */
+    /* mmap accepts a region beyond the end, and accesses fault later. */
     if (offset > (uint64_t)object || size > (uint64_t)object - offset)
         return -EOVERFLOW;
     int seals = nnb_seals(fd);
@@ -275,14 +275,14 @@ int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot, 
         return seals;
 
     uint64_t granule = granule_of(fd);
-    uint64_t slop = offset % granule; /* mmap wants the offset on a page */
+    uint64_t slop = offset % granule; /* mmap needs a page-aligned offset */
     uint64_t length = (slop + size + granule - 1) / granule * granule;
     void *base = mmap(NULL, length, prot, MAP_SHARED, fd, (off_t)(offset - slop));
     if (base == MAP_FAILED)
         return -errno;
 
     int index = -1;
-    /* Huge pages can run out at the moment of the fault, whatever the seals say. */
+    /* Despite seals, there may be no free huge page at a fault. */
     if (guarded && (!(seals & F_SEAL_SHRINK) || granule != (uint64_t)sysconf(_SC_PAGESIZE))) {
         index = guard_add(base, length, granule, prot);
         if (index < 0) {
@@ -299,7 +299,7 @@ void nnb_unmap(nnb_mapping *m)
     if (m == NULL || m->base == NULL)
         return;
     if (m->guard >= 0)
-        guard_remove(m->guard); /* first: the handler must not own the range any more */
+        guard_remove(m->guard); /* first, so that the handler no longer uses the range */
     munmap(m->base, m->length);
     *m = (nnb_mapping){.guard = -1};
 }

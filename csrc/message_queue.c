@@ -3,9 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * W and R count BYTES since the beginning and only grow; ring offset = counter mod ring size. Empty: W equals R.
- * Full: W is a ring size ahead. The size is a multiple of the quantum, so elements never straddle the end.
+ * Full: W is one ring size ahead of R. The size is a multiple of the quantum, so elements never straddle the end.
  *
- * Grantors (offset + extent in a file) give all places, so any layout can be attached. Our own layout:
+ * Grantors (offset + extent in a file) describe all places, so any layout can be attached. New queues have this one:
  *
  *    offset   bytes        what                                              written by
  *         0   8            R, read counter   (unsynchronized: unused)        reader
@@ -15,13 +15,13 @@
  *       256   4            event word                                        both
  *       384   n * quantum  ring                                              writer
  *
- * Each of R, W and the event word has 128 bytes for itself: with the 16-byte header of libfmq (NNB_LAYOUT_COMPAT) the
- * reader's store to R would take the line from the writer that is about to store W.
+ * R, W and the event word have 128 bytes each: with the 16-byte header of libfmq (NNB_LAYOUT_COMPAT), the reader's
+ * store to R would take the cache line from the writer that is about to store W.
  *
- * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the value
- * and computes only with it; an exclusive handle remembers its own. A counter that is not as its mover left it is
- * corruption (only a burst channel does not look at its W, see nnb_mq_put), and so is an impossible one on a
- * synchronized queue, for good. On an unsynchronized queue W may be more than a ring ahead.
+ * Trust: the peer may write anything at any time. Each operation loads every shared counter at most once, checks the
+ * value and uses no other. An exclusive handle remembers its own counter. A queue is corrupt if a counter is not as its
+ * mover left it (only a burst channel does not check its W, see nnb_mq_put). A synchronized queue is corrupt for good
+ * if a counter is impossible. On an unsynchronized queue W may be more than a ring ahead.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -46,7 +46,7 @@ int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t l
         return -EINVAL;
     if (!with_event && layout != NNB_LAYOUT_COMPAT)
         return -EINVAL;
-    /* Offsets are 32 bits wide in the format and signed in one of its dialects. */
+    /* In the format, offsets have 32 bits; one dialect has signed offsets. */
     if (count > (uint64_t)INT32_MAX / quantum)
         return -EOVERFLOW;
     int is_compat = layout == NNB_LAYOUT_COMPAT, is_stamped = layout == NNB_LAYOUT_STAMPED;
@@ -88,14 +88,14 @@ static int check_grantors(const nnb_grantor *g, uint32_t n, uint32_t n_fds, uint
     return g[NNB_GRANTOR_DATA].extent % quantum ? -EINVAL : 0;
 }
 
-/* Returns 1 for six words right behind W, on its cache line. Anything else there belongs to unknown programs. */
+/* Returns 1 for six words just after W, on the cache line of W. Other grantors here belong to unknown programs. */
 static int is_stamp(const nnb_grantor *stamp, const nnb_grantor *w)
 {
     return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == NNB_STAMP_BYTES &&
            w->extent == 8;
 }
 
-/* Maps, per fd, the range that its grantors cover. */
+/* Maps one range of each fd, which contains all its grantors. */
 static int map_fds(nnb_mq *q, const nnb_grantor *g, uint32_t n, const int *fds, uint32_t n_fds, int prot)
 {
     for (uint32_t f = 0; f < n_fds; f++) {
@@ -116,13 +116,13 @@ static int map_fds(nnb_mq *q, const nnb_grantor *g, uint32_t n, const int *fds, 
         if (rc < 0)
             return rc;
         q->is_guarded |= q->maps[f].guard >= 0;
-        q->maps[f].addr -= low; /* now indexed by file offset */
+        q->maps[f].addr -= low; /* so that `addr` + a file offset is an address */
     }
     return 0;
 }
 
-/* Returns 0, or -EBADMSG for good: the guard has replaced a page, so what was copied did not come from the peer or
- * does not reach it. Asked before an operation counts. */
+/* Returns 0, or -EBADMSG for good if the guard has replaced a page: copied bytes then do not come from the peer, or do
+ * not reach it. Called before an operation takes effect. */
 static int pages_are_there(nnb_mq *q)
 {
     for (uint32_t f = 0; q->is_guarded && f < q->n_maps; f++)
@@ -139,8 +139,8 @@ static void unmap_fds(nnb_mq *q)
         nnb_unmap(&q->maps[f]);
 }
 
-/* Start from shared memory, without knowledge of the peer: each side looks at the peer's counter before it touches
- * the bytes that it grants. One handle may write in one thread and read in another, so the two share no field. */
+/* Start with the counter in shared memory. The peer's counter is unknown, so each side loads it before it touches the
+ * bytes that it grants. A handle may write in one thread and read in another, so the two functions share no field. */
 static void adopt_w(nnb_mq *q)
 {
     q->own_w = nnb_load_relaxed(q->w);
@@ -155,7 +155,7 @@ static void adopt_r(nnb_mq *q)
     q->seen_w = q->own_r;
 }
 
-/* Take the role of an exclusive handle at its first write (read): another handle may have had it before. */
+/* Take the role at an exclusive handle's first write or read: another handle may have had the role before. */
 static void become_writer(nnb_mq *q)
 {
     if (q->is_writer || !(q->options & NNB_MQ_EXCLUSIVE))
@@ -255,7 +255,7 @@ typedef struct view {
     uint64_t w, r, w_off, r_off;
 } view;
 
-/* Takes one look at both counters. own_is_w: this operation owns W, else R. */
+/* Loads both counters once. own_is_w: 1 if this operation moves W, 0 if it moves R. */
 static view look(nnb_mq *q, int own_is_w)
 {
     view v;
@@ -293,7 +293,7 @@ int64_t nnb_mq_available_to_read(nnb_mq *q)
 {
     view v = look(q, 0);
     if (q->flavour == NNB_UNSYNCHRONIZED)
-        /* More than the capacity is normal here (overtaken); more than 2^63 bytes has never been written. */
+        /* An overtaken reader finds more than the capacity, but never more than 2^63 bytes. */
         return v.w < v.r || v.w - v.r > INT64_MAX ? -EBADMSG : (int64_t)((v.w - v.r) / q->quantum);
     int64_t used = used_bytes(q, &v);
     return used < 0 ? used : used / (int64_t)q->quantum;
@@ -386,7 +386,7 @@ int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
     }
     q->own_r = v.r;
     q->r_off = v.r_off;
-    q->seen_w = v.w; /* never behind own_r: read_exclusive subtracts the two */
+    q->seen_w = v.w; /* never behind own_r, which read_exclusive subtracts */
     q->tx_read = count;
     regions(q, v.r_off, count, tx);
     return 0;
@@ -411,7 +411,7 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
 
 /* ---- copying -------------------------------------------------------------------------------------------------- */
 
-/* Returns 1 for a handle that needs no look at its own counter in shared memory, nor a division. */
+/* Returns 1 if the handle knows its own counter and offset, without a load or a division. */
 static int is_exclusive(const nnb_mq *q) { return q->flavour == NNB_SYNCHRONIZED && q->options & NNB_MQ_EXCLUSIVE; }
 
 static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
@@ -425,7 +425,7 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
         if (there < 0 || q->corrupt)
             return -EBADMSG;
         if ((uint64_t)there < bytes) {
-            /* Fetches its line with that of W; a writer of more than a line would lose the first one. */
+            /* Fetch the data's line with W's. A writer of more than a line would lose its first line. */
             if (bytes <= LINE)
                 __builtin_prefetch(q->ring + q->r_off);
             return -EAGAIN;
@@ -505,7 +505,7 @@ static int blocking(nnb_mq *q, int reads, void *data, uint64_t count, uint32_t w
             return rc == -EAGAIN ? waited : rc;
         uint32_t state;
         waited = nnb_event_wait_retry(word, wait_for, &state, deadline_ns);
-        if (waited < 0 && waited != -ETIMEDOUT) /* else it may have come between the wait and the deadline */
+        if (waited < 0 && waited != -ETIMEDOUT) /* on -ETIMEDOUT, try once more */
             return waited;
     }
 }

@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Both processes touch the counters of a queue and its event word. All else in shared memory is ring data, which one
+ * Both processes touch the counters of a queue and its event word. All other shared memory is ring data, which one
  * side writes and the other reads, never both at the same time: the counters say whose turn it is. The pairs:
  *
  *   SYNC POINT commit_write <-> available_to_read
@@ -22,8 +22,8 @@
  *
  *   SYNC POINT wake <-> consume
  *     A side that always sets the bit (a blocking write, a hang-up) needs no fence: setting (release) and clearing
- *     (acquire, or relaxed before a fence) are read-modify-writes of one word. Clearing second sees all that was
- *     stored before.
+ *     (acquire, or relaxed before a fence) are read-modify-writes of one word. The side that clears the bit sees all
+ *     that was stored before the bit was set.
  *
  *   SYNC POINT write_intent <-> overtaken   (unsynchronized queues in our own layout)
  *     The writer announces the bytes it is about to overwrite (relaxed store + release fence), then overwrites. A
@@ -35,13 +35,13 @@
  *
  *   SYNC POINT enter <-> leave   (burst_endpoint.c; a Dekker pair, all four seq_cst)
  *     A run claims the burst for its execution (a read-modify-write), then loads `left`. A thread that moves the
- *     execution to another burst stores `left`, then loads whose the claim is. At least one of them sees the other,
+ *     execution to another burst stores `left`, then loads the claim. At least one of them sees the other,
  *     so one execution never runs on two bursts.
  *
  *   SYNC POINT leave_kernel <-> free_slot   (burst_server.c; read-modify-writes of one word)
  *     The listener has run a plan's kernel and gives the plan back with release. A thread that frees a slot takes the
- *     plan with acquire, and may end the kernel. If it comes first, it sees that the kernel runs, and the listener
- *     sees that its plan is gone, and says when the kernel may end.
+ *     plan with acquire, and may end the kernel. If that thread comes first, it sees that the kernel runs; the
+ *     listener then sees that the plan is gone, and reports when the kernel may end.
  *
  *   SYNC POINT guard_add <-> absorb   (memory_map.c; like a sequence lock)
  *     The owner claims the entry (a step of `turn`), passes a release fence, writes the fields and arms the entry (a
@@ -49,16 +49,16 @@
  *     and looks at `turn` again: if it read a field of the next owner, it sees that the turn has passed.
  *
  *   SYNC POINT arm <-> claim   (memory_map.c)
- *     The next owner claims with acquire what the last one armed with release, so its fields come after the old ones.
- *     Withdrawing is a step between, of the same word, and needs no order.
+ *     The next owner claims with acquire what the last one armed with release, so new fields are written after old
+ *     ones. Withdrawing is a step of the same word in between, and needs no order.
  *
  *   SYNC POINT row_open <-> row_look   (watch.c)
  *     The writer fills a row, then stores its number with release. A reader loads the number with acquire first.
  *
  *   SYNC POINT row_close <-> row_look   (watch.c)
  *     The writer takes the number back, passes a release fence, and wipes the row. A reader reads the row, passes an
- *     acquire fence and loads the number again: if it read anything newer, the number has changed. None is used
- *     twice.
+ *     acquire fence and loads the number again: if it read anything newer, the number has changed. No number
+ *     is used twice.
  */
 #ifndef NNB_ATOMIC_H
 #define NNB_ATOMIC_H
@@ -79,7 +79,7 @@ static inline void nnb_store_relaxed(nnb_a64 *p, uint64_t v) { atomic_store_expl
 
 static inline void nnb_add_release(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_release); }
 static inline void nnb_add_relaxed(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_relaxed); }
-/* Return 1 if it was `from` and is now `to`. */
+/* Returns 1 if the word was `from` and is now `to`. */
 #define NNB_CAS(name, bits, order)                                                                 \
     static inline int name(nnb_a##bits *p, uint##bits##_t from, uint##bits##_t to)                 \
     {                                                                                              \
@@ -101,7 +101,7 @@ static inline uint32_t nnb_load32_relaxed(const nnb_a32 *p) { return atomic_load
 static inline void nnb_store32_release(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
 static inline void nnb_store32_relaxed(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
 
-/* These return the old value. */
+/* Each of these returns the word's old value. */
 #define NNB_CHANGE(name, bits, operation, order)                        \
     static inline uint##bits##_t name(nnb_a##bits *p, uint##bits##_t v) \
     {                                                                   \
@@ -128,7 +128,7 @@ static inline void nnb_fence_release(void) { NNB_FENCE(memory_order_release); }
 /* For loads before a seq_cst fence, which makes them an acquire. */
 NNB_CHANGE(nnb_take32, 32, fetch_and, NNB_BEFORE_FENCE)
 
-/* Saves power in a spin loop, and leaves it without a pipeline flush. */
+/* Saves power in a spin loop, and lets the loop end without a pipeline flush. */
 static inline void nnb_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

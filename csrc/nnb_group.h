@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Private to group*.c. The word `lead`, or `lock`, hands fields that are "leader only" on.
+ * Private to group*.c. "Leader only" fields pass from thread to thread with the word `lead`, or under `lock`.
  *
  *   SYNC POINT hand_over <-> take_over   (lead)
  *     The leader stores BUSY with release; the worker that takes over swaps it with acquire, and so sees what the
@@ -34,32 +34,32 @@ enum { NNB_LEAD_FREE, NNB_LEAD_LOOKING, NNB_LEAD_BUSY };
 typedef struct nnb_sleeper_thread nnb_sleeper_thread;
 
 typedef struct nnb_member {
-    nnb_flow flow; /* the first, so that either is the other */
+    nnb_flow flow; /* first: a pointer to it is a pointer to the member */
     uint64_t number;
     /* under lock */
-    uint32_t n_users; /* its bursts, and the client itself until it leaves */
-    uint32_t n_ended; /* detached runs that are over and not charged yet, */
-    nnb_usage usage;  /* and their usage */
+    uint32_t n_users; /* number of bursts, plus one until the client leaves */
+    uint32_t n_ended; /* detached runs that are over and not charged yet */
+    nnb_usage usage;  /* usage of these runs */
     struct nnb_member *next;
 } nnb_member;
 
 typedef struct nnb_burst {
-    nnb_queue queue; /* the first, so that either is the other */
+    nnb_queue queue; /* first: a pointer to it is a pointer to the burst */
     nnb_server *server;
     nnb_channel *inbox;
     uint32_t number;
-    nnb_a32 taken; /* a worker has it, and alone may touch the server */
-    int is_away;   /* a sleeper thread has it; under lock */
+    nnb_a32 taken; /* a worker has the burst, and only it may use the server */
+    int is_away;   /* a sleeper thread has the burst; under lock */
     /* leader only */
     int is_hot;
     uint64_t used_ns;
-    uint32_t expected; /* the event word as it was when we slept on it */
-    uint32_t futile;   /* times that it has woken us for nothing, in a row */
-    uint64_t share_ns; /* its share of a run together with others, set by the taker; 0: none */
+    uint32_t expected; /* the event word when the leader began to sleep on it */
+    uint32_t futile;   /* wakes in a row that brought no packet */
+    uint64_t share_ns; /* share of a joint run's time, set by the worker; 0: none */
     struct nnb_burst *next_dead;
 } nnb_burst;
 
-/* Sleeps on queues of bursts, with room for as many as the kernel waits for. */
+/* A thread that sleeps on queues of bursts, at most as many as the kernel waits for. */
 struct nnb_sleeper_thread {
     nnb_group *group;
     pthread_t thread;
@@ -70,7 +70,7 @@ struct nnb_sleeper_thread {
     nnb_sleeper_thread *next;
 };
 
-/* A burst that a worker has taken with another one, to run both requests together: answered after it. */
+/* A burst that a worker has taken after another one, to run both requests together. Answered after the other. */
 typedef struct nnb_rider {
     nnb_burst *burst;
     int id;       /* what nnb_server_try returned */
@@ -82,16 +82,16 @@ enum nnb_role { NNB_NO_ROLE, NNB_LEADS, NNB_INLINE, NNB_DETACHED };
 struct nnb_worker {
     nnb_group *group;
     uint32_t number;
-    enum nnb_role role;  /* under lock while it is parked */
-    nnb_burst *burst;    /* of the request at hand */
+    enum nnb_role role;  /* under lock while the worker is parked */
+    nnb_burst *burst;    /* burst of the request at hand */
     int is_new;          /* the request at hand has to be bound first */
     int ended;           /* the error that ended the burst, 0: none */
-    int is_first;        /* one of its client's first runs */
+    int is_first;        /* the run is one of its client's first */
     uint64_t started_ns; /* 0: not measured */
-    nnb_usage usage;     /* of runs that are over, of bursts not given back */
-    nnb_a64 runs;        /* those that have begun; | STUCK: the last one is under way, and stuck */
-    uint32_t n_together; /* requests that it took at once, the last time; */
-    uint32_t n_riders;   /* these are left */
+    nnb_usage usage;     /* usage of runs that are over, of bursts not given back */
+    nnb_a64 runs;        /* number of runs begun; | STUCK: the last one is stuck */
+    uint32_t n_together; /* requests taken at once, the last time */
+    uint32_t n_riders;   /* riders that are left */
     nnb_rider riders[NNB_MOST_BATCHED];
     /* under lock */
     int is_fresh, is_detached;
@@ -106,27 +106,27 @@ struct nnb_worker {
 struct nnb_group {
     uint32_t magic;
     uint32_t cpus;
-    uint32_t words; /* that the kernel waits for at a time, without the bell */
+    uint32_t words; /* words that the kernel waits for at a time, without the bell */
 
     _Alignas(NNB_CACHE_LINE) nnb_a64 lead;
-    nnb_a32 ticking; /* there is a monitor */
+    nnb_a32 ticking; /* a monitor is at work */
 
     _Alignas(NNB_CACHE_LINE) nnb_a32 changed; /* the leader must look at `bursts` again */
-    nnb_a32 is_owed;                          /* ... and charge its members */
+    nnb_a32 is_owed;                          /* the leader must charge members */
     nnb_a32 bell, n_live, n_parked, n_detached, n_stuck, closing;
     nnb_a32 n_bursts[NNB_PRIORITIES]; /* changed under lock */
-    nnb_a32 n_runs[NNB_PRIORITIES];   /* that are detached and not stuck; likewise */
+    nnb_a32 n_runs[NNB_PRIORITIES];   /* runs that are detached and not stuck; changed under lock */
 
     pthread_mutex_t lock;
     /* under lock */
     nnb_burst **bursts;
     uint32_t room;
     nnb_member *members;
-    nnb_burst *dead; /* the leader may still know them */
+    nnb_burst *dead; /* ended bursts that the leader may still refer to */
     nnb_worker *workers, *parked, *monitor;
     uint32_t n_workers, next_worker;
-    nnb_batcher *freed; /* left by a worker, for the leader */
-    uint64_t asked_ns;  /* when a missing worker was asked for; 0: none is due */
+    nnb_batcher *freed; /* batchers that workers have left for the leader */
+    uint64_t asked_ns;  /* when a missing worker was requested; 0: none was */
     nnb_sleeper_thread *sleepers;
 
     /* leader only */
@@ -136,8 +136,8 @@ struct nnb_group {
     uint64_t now_ns, idle_since;
     uint32_t picks_hot, picks_all, rounds;
     int is_slow;
-    uint64_t slept_ns; /* since when a leader that has slept got nothing; 0: it has not slept */
-    uint32_t doubts;   /* waits in a row that were longer than the window: each halves the polling */
+    uint64_t slept_ns; /* start of a sleeping leader's idle time; 0: it has not slept */
+    uint32_t doubts;   /* waits in a row that were longer than the window: each halves polling */
 };
 
 static inline nnb_member *nnb_member_of(const nnb_burst *b) { return (nnb_member *)b->queue.flow; }
@@ -146,46 +146,46 @@ static inline void nnb_count_up(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_
 static inline void nnb_count_down(nnb_a32 *n) { nnb_store32_relaxed(n, nnb_load32_relaxed(n) - 1); }
 
 /* group.c, under lock. */
-void nnb_group_bury(nnb_group *g, nnb_burst *b); /* it is over */
-void nnb_worker_retire(nnb_worker *w);           /* it takes part no more */
+void nnb_group_bury(nnb_group *g, nnb_burst *b); /* the burst is over */
+void nnb_worker_retire(nnb_worker *w);           /* the worker leaves the group */
 
 /* group_lead.c. */
 void nnb_group_load(const nnb_group *g, nnb_load *load);
-int nnb_group_is_saturated(const nnb_group *g); /* no run may begin, of any priority that a burst has */
+int nnb_group_is_saturated(const nnb_group *g); /* 1 if no burst's priority lets a run begin */
 uint64_t nnb_lead_word(const nnb_worker *w, uint32_t state);
-void nnb_group_arm(nnb_group *g);                       /* under lock: has a monitor, if one is needed and parked */
-int nnb_group_wants_worker(nnb_group *g);               /* under lock: -EUSERS once if workers are missing */
-void nnb_group_count_stuck(nnb_group *g, uint64_t now); /* under lock: runs of two ticks do not count */
-void nnb_group_settle(nnb_group *g); /* by the leader: charges the runs that others have given back */
-void nnb_lead_hand_on(nnb_group *g); /* under lock: another one leads */
-void nnb_lead_free(nnb_worker *w, nnb_batcher *batcher); /* it runs no more of them together */
+void nnb_group_arm(nnb_group *g);                        /* under lock: lets a parked worker monitor, if needed */
+int nnb_group_wants_worker(nnb_group *g);                /* under lock: -EUSERS, once, if workers are missing */
+void nnb_group_count_stuck(nnb_group *g, uint64_t now);  /* under lock: stops counting runs that last two ticks */
+void nnb_group_settle(nnb_group *g);                     /* by the leader: charges runs that workers have given back */
+void nnb_lead_hand_on(nnb_group *g);                     /* under lock: lets another worker lead */
+void nnb_lead_free(nnb_worker *w, nnb_batcher *batcher); /* the worker has ended its joint run */
 void nnb_lead_release(nnb_worker *w);                    /* under lock: nobody leads */
-void nnb_lead_detach(nnb_worker *w);                     /* goes on with its burst, and another worker leads */
-void nnb_lead_busy(nnb_worker *w, int has_others); /* runs a request inline; with others somebody looks after it */
-int nnb_lead_resume(nnb_worker *w);                /* the run is over: whether its worker leads */
-void nnb_worker_give_back(nnb_worker *w);          /* a detached run is over: its worker leads if nobody does */
-int nnb_worker_park(nnb_worker *w); /* waits until it leads: 0. -EPIPE: closed; -ESHUTDOWN: there are enough others */
+void nnb_lead_detach(nnb_worker *w);                     /* continues with its burst, and lets another worker lead */
+void nnb_lead_busy(nnb_worker *w, int has_others); /* runs a request inline; monitored if there are other bursts */
+int nnb_lead_resume(nnb_worker *w);                /* after a run: 1 if its worker leads */
+void nnb_worker_give_back(nnb_worker *w);          /* after a detached run: its worker leads if nobody does */
+int nnb_worker_park(nnb_worker *w); /* 0: the worker leads; -EPIPE: closed; -ESHUTDOWN: there are enough others */
 
-/* group_look.c. A hint: */
+/* group_look.c. The first function is a hint. */
 static inline int nnb_burst_is_over(const nnb_burst *b) { return nnb_load32_relaxed(&b->inbox->hung_up) != 0; }
 int nnb_burst_is_free(const nnb_burst *b);
 int nnb_burst_has_news(nnb_burst *b);
 void nnb_group_enqueue(nnb_group *g, nnb_burst *b);
-void nnb_look_heat(nnb_group *g, nnb_burst *b); /* its queue was used */
+void nnb_look_heat(nnb_group *g, nnb_burst *b); /* the burst's queue was used */
 void nnb_look_refresh(nnb_group *g);            /* bursts have come, gone, or been handed back by a sleeper thread */
 int nnb_look_at_slots(nnb_group *g);
 void nnb_look_around(nnb_group *g);
 void nnb_look_at_all(nnb_group *g);
 uint64_t nnb_look_window(const nnb_group *g);          /* how long the leader polls before it sleeps; 0: not at all */
-void nnb_look_found(nnb_group *g, const nnb_burst *b); /* a request, by polling or after a sleep */
-void nnb_look_idle(nnb_group *g);                      /* nothing was found: goes on polling, or sleeps */
+void nnb_look_found(nnb_group *g, const nnb_burst *b); /* a request was found, by polling or after a sleep */
+void nnb_look_idle(nnb_group *g);                      /* nothing was found: continues polling, or sleeps */
 
 /* group_sleep.c. */
-uint32_t nnb_sleep_words(uint32_t most);           /* that the kernel waits for at a time */
+uint32_t nnb_sleep_words(uint32_t most);           /* words that the kernel waits for at a time */
 void nnb_sleep_on_all(nnb_group *g);               /* the leader sleeps until any queue has news or the bell rings */
-int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: it has not rung for so long; 0 ns: however long it takes */
+int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: no ring for `ns`; 0 ns: no limit */
 
-/* slices.c: the calling thread will run soon after it was woken, rather than for long (Linux 6.12). */
+/* slices.c: lets the calling thread run soon after a wake, but in short slices (Linux 6.12). */
 void nnb_ask_for_short_slices(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the C files share with each other, not with users of the core: queues as seen by a burst, threads, words.
+/* Declarations that only C files of the core share: queues as a burst sees them, threads, words.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -26,23 +26,23 @@ enum { /* statuses of NNAPI */
 /* descriptor.c: starts a thread without signals, on a small stack, to be joined; NULL: a detached one. */
 int nnb_start_thread(pthread_t *joined, void *(*run)(void *), void *argument);
 
-/* Counts in a word that others only read. One thread at a time writes it. */
+/* Adds to a counter that other processes only read. One thread at a time writes the counter. */
 static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
 {
     nnb_a64 *word = (nnb_a64 *)&counters[which];
     nnb_store_relaxed(word, nnb_load_relaxed(word) + n);
 }
-/* event_flag.c: the first half of a wait in an event loop. Sets the mark, and takes the pending bits. A later look
- * finds a packet, or the packet's sender finds mark and cleared bits. */
+/* event_flag.c: the first half of a wait in an event loop. Sets the mark, and takes the pending bits. Either a later
+ * look finds a packet, or the packet's sender finds the mark and the cleared bits. */
 void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark);
 void nnb_event_mark(uint32_t *word, uint32_t mark, int on); /* on: 1 or 0 */
 #define NNB_MARKED 2
-/* As nnb_event_wake, but if the mark is set it wakes no waiter and returns NNB_MARKED. */
+/* Like nnb_event_wake, but if the mark is set, this wakes no waiter and returns NNB_MARKED. */
 int nnb_event_wake_unless(uint32_t *word, uint32_t mask, uint32_t mark);
 
-/* bell.c: makes a socket readable; never waits, whatever the other end has done to it. */
+/* bell.c: makes a socket readable. Never waits, whatever the other end does. */
 void nnb_bell_ring(int fd);
-int nnb_bell_copy(int *copy, int fd); /* -1: none */
+int nnb_bell_copy(int *copy, int fd); /* fd -1: no bell */
 
 struct nnb_mq {
     uint8_t *ring;
@@ -51,10 +51,10 @@ struct nnb_mq {
     uint32_t quantum;
     uint32_t flavour;
     uint32_t options;
-    int is_writer, is_reader; /* exclusive handles: what this one has done */
+    int is_writer, is_reader; /* exclusive handles: the roles that this one has taken */
     int corrupt;              /* sticky */
     int read_only;
-    int is_guarded;  /* a page of its memory may vanish: see pages_are_there */
+    int is_guarded;  /* a page of the memory may vanish: see pages_are_there */
     nnb_a64 *w, *r;  /* shared; for an unsynchronized queue r points at own_r */
     nnb_a64 *intent; /* NULL when the layout has none */
     uint32_t *event;
@@ -68,7 +68,7 @@ struct nnb_mq {
     uint32_t n_maps;
 };
 
-/* Returns 1 if so many bytes may be in the ring. Else a counter is forged, and the queue corrupt for good. */
+/* Returns 1 if `used` bytes can be in the ring. Otherwise a counter is forged, and the queue is corrupt for good. */
 static inline int nnb_mq_may_hold(struct nnb_mq *q, uint64_t used)
 {
     if (used > q->size || used % q->quantum)
@@ -89,8 +89,8 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
     return (int64_t)used;
 }
 
-/* Returns 1 if R is as this handle left it. Else the peer or another handle has moved it, and the ring's content is
- * lost. */
+/* Returns 1 if R is as this handle left it. Otherwise the peer or another handle has moved R, and the ring's content
+ * is lost. */
 static inline int nnb_mq_owns_r(struct nnb_mq *q)
 {
     if (__builtin_expect(nnb_load_relaxed(q->r) != q->own_r, 0))
@@ -106,8 +106,8 @@ static inline void nnb_mq_has_written(struct nnb_mq *q, uint64_t bytes)
         q->w_off -= q->size;
 }
 
-/* Publishes bytes that are in the ring. -EBADMSG: W is not as this handle left it. It is compared and moved in one
- * step: its line is with the polling reader, and to load it first would fetch it twice (a sixth of a round trip). */
+/* Publishes bytes that are in the ring. -EBADMSG: W is not as this handle left it. One step compares and
+ * moves W: the polling reader has the cache line, and a load before would fetch it twice (a sixth of a round trip). */
 static inline int nnb_mq_publish(struct nnb_mq *q, uint64_t bytes)
 {
     /* SYNC POINT: commit_write <-> available_to_read */
@@ -144,8 +144,8 @@ static inline int nnb_mq_fill(struct nnb_mq *q, const uint8_t *from, uint64_t by
     return 0;
 }
 
-/* As nnb_mq_fill, and publishes. A channel's W belongs to this handle alone, so a forged one is overwritten: a fence
- * follows (SYNC POINT: publish <-> sleep), and before it a store costs less than a step that compares. */
+/* Like nnb_mq_fill, and publishes. Only this handle moves a channel's W, so a forged W is overwritten. A fence follows
+ * (SYNC POINT: publish <-> sleep), and before a fence a store costs less than a compare-and-swap. */
 static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
 {
     int rc = nnb_mq_fill(q, from, bytes);
@@ -156,7 +156,7 @@ static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t byt
     return 0;
 }
 
-/* Copies out `bytes` that begin `skip` bytes after R. They must be there. */
+/* Copies out `bytes` that begin `skip` bytes after R. The ring must have them. */
 static inline void nnb_mq_peek(const struct nnb_mq *q, uint64_t skip, uint8_t *to, uint64_t bytes)
 {
     uint64_t off = q->r_off + skip;
@@ -186,8 +186,8 @@ static inline int nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
 
 /* burst_wire.c: tells request packets apart quickly. */
 uint32_t nnb_wire_hash(const uint8_t *packet, uint32_t n);
-/* Writes other lengths and dimensions into a request packet: for each its length, then its dimensions. -EINVAL: not
- * as many. */
+/* Writes new sizes into a request packet: for each argument, its length and its dimensions. -EINVAL: `n` does not
+ * fit the packet. */
 int nnb_wire_resize_request(uint8_t *packet, const uint32_t *sizes, uint32_t n);
 
 #endif

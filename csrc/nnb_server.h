@@ -1,4 +1,4 @@
-/* What a group needs of a burst's server: its channels, and the parts of a run.
+/* The functions of a burst's server that a group uses: access to channels, and the parts of a run.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -7,17 +7,17 @@
 
 #include "nnb_channel.h"
 
-/* requests; the thread that has the server at the time may poll it */
+/* The channel of requests. The thread that has the server may poll it. */
 nnb_channel *nnb_server_inbox(nnb_server *s);
-/* answers */
+/* The channel of answers. */
 nnb_channel *nnb_server_outbox(nnb_server *s);
-/* Notes that no thread of its own polls it: such time does not count as polling. */
+/* Notes that the thread which polls this server also serves others, so that its time does not count as polling. */
 void nnb_server_share_thread(nnb_server *s);
-/* Return the kernel of the request at hand, which has not run; end it, if it has run together with others. */
+/* Returns the kernel of the request at hand, which has not run. */
 nnb_kernel *nnb_server_kernel(const nnb_server *s);
-int nnb_server_ran(nnb_server *s, int id);
-void nnb_server_ran_together(nnb_server *s, uint32_t n); /* so many, itself included */
-/* Returns 1 if the last request could run so: the next one is likely to be like it. */
+int nnb_server_ran(nnb_server *s, int id);               /* ends a request that ran together with others */
+void nnb_server_ran_together(nnb_server *s, uint32_t n); /* n: requests of the joint run, this one included */
+/* Returns 1 if the last request could run together with others: the next one is likely to be able to, too. */
 int nnb_server_joins(const nnb_server *s);
 
 #endif

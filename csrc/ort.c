@@ -2,13 +2,13 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The library is loaded by the caller, who also makes the session and the binding. Here are the run and what surrounds it:
- * copies of arguments that the library may not share with a client, a deadline, and why a run failed. The library's
- * functions are found by their positions in its table, which have never changed.
+ * The caller loads the library, and makes the session and the binding. This file has the run, the copies of arguments
+ * that the library may not share with a client, deadlines, and the reasons of failures. It finds the library's
+ * functions by their positions in the library's table, which have never changed.
  *
- * A run ends before its last node only if its options say so, at the next node. At a deadline a thread sets them; it
- * starts with the first deadline, and sleeps without a timer while there is none. A deadline later than the awaited one
- * does not wake it. What it says is taken back with the lock held, so that it ends no later run.
+ * To end a run early, a thread sets a flag in the run's options at the deadline; the run then ends at its next node.
+ * The thread starts with the first deadline, and sleeps without a timer while there is none. A deadline later than the
+ * awaited one does not wake it. The flag is cleared under the lock, so that it ends no later run.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 #include "nnb_internal.h"
 
-/* Positions in the table. */
+/* Positions in the library's table. */
 enum {
     GET_ERROR_MESSAGE = 2,
     CREATE_RUN_OPTIONS = 39,
@@ -41,7 +41,7 @@ enum {
     GET_BOUND_OUTPUTS = 140,
     HAS_VALUE = 192,
 };
-#define FATAL 4 /* a severity of messages that is not used here: the status alone reports a failure */
+#define FATAL 4 /* severity of messages: none is printed, because the status reports a failure */
 
 typedef void *(*of_options)(void *options);
 typedef void *(*of_two)(const void *, void *);
@@ -54,12 +54,12 @@ typedef struct ort_run {
     void *session, *binding, *options;
     void *(*run)(void *session, const void *options, const void *binding);
     char *sentence;
-    uint64_t deadline_ns; /* of the run under way, in the list; what follows needs the lock */
+    uint64_t deadline_ns; /* of the present run, which is in the list `timed`. Under lock up to is_cancelled */
     struct ort_run *next, **link;
     int is_ended, is_cancelled;
-    int expects; /* outputs of unknown dimensions are bound to their buffers, with those that they are expected to have */
+    int expects; /* outputs of unknown dimensions are bound to their buffers with expected dimensions */
 
-    nnb_ort_argument *arguments; /* inputs, then outputs; NULL: they are not told */
+    nnb_ort_argument *arguments; /* inputs, then outputs; NULL: nnb_ort_tell was not called */
     uint32_t n_inputs, n_outputs;
     void *memory, *allocator;
     nnb_result told;
@@ -74,7 +74,7 @@ static ort_run *timed; /* runs with a deadline */
 static uint64_t sleeps_until;
 static int has_thread;
 
-/* At first, and in a forked child: the thread and the runs of others are missing there, and the lock may be taken. */
+/* Called at first and in a forked child, which has no other threads and runs, and where the lock may be taken. */
 static void begin_anew(void)
 {
     pthread_condattr_t attr;
@@ -127,12 +127,12 @@ static void *end_at_deadlines(void *unused)
     return NULL;
 }
 
-/* 0 or -EAGAIN: there is no thread for it. */
+/* Puts a run into `timed`. -EAGAIN: the system cannot start the thread. */
 static int begin_timed(ort_run *r, uint64_t deadline_ns)
 {
     pthread_mutex_lock(&lock);
     if (!has_thread) {
-        sleeps_until = 0; /* it looks at the list before it sleeps */
+        sleeps_until = 0; /* no signal is needed: the new thread reads the list first */
         has_thread = nnb_start_thread(NULL, end_at_deadlines, NULL) == 0;
     }
     int rc = has_thread ? 0 : -EAGAIN;
@@ -165,7 +165,7 @@ static void end_timed(ort_run *r)
 static int say(ort_run *r, int status, const char *start, const char *rest)
 {
     if (asprintf(&r->sentence, "%s%s", start, rest) < 0)
-        r->sentence = NULL; /* not known */
+        r->sentence = NULL; /* unknown */
     return status;
 }
 
@@ -194,7 +194,7 @@ static int fail(ort_run *r, void *status, uint64_t deadline_ns)
 
 static nnb_ort_argument *output(const ort_run *r, uint32_t i) { return &r->arguments[r->n_inputs + i]; }
 
-/* Finds the place of an argument in a buffer. 1 if it has moved. */
+/* Looks up the place of an argument in a buffer. 1: the place has changed. */
 static int look_up(nnb_ort_argument *a)
 {
     if (!a->buffer)
@@ -206,7 +206,7 @@ static int look_up(nnb_ort_argument *a)
     return has_moved;
 }
 
-/* Gives a dimension its size. 1 if it had another one. */
+/* Sets a dimension. 1: its size has changed. */
 static int change(nnb_ort_argument *a, uint32_t i, int64_t size)
 {
     int is_other = a->dims[i] != size;
@@ -214,7 +214,7 @@ static int change(nnb_ort_argument *a, uint32_t i, int64_t size)
     return is_other;
 }
 
-/* Binds an argument to its place, with its dimensions. NULL or a status of the library's. */
+/* Binds an argument with its place and dimensions. Returns NULL or the library's error. */
 static void *bind(ort_run *r, nnb_ort_argument *a)
 {
     uint64_t nbytes = a->element_size;
@@ -227,14 +227,14 @@ static void *bind(ort_run *r, nnb_ort_argument *a)
     if (!status) {
         int which = a < output(r, 0) ? BIND_INPUT : BIND_OUTPUT;
         status = ((of_binding)r->api[which])(r->binding, a->name, value);
-        ((release)r->api[RELEASE_VALUE])(value); /* the binding has a reference of its own */
+        ((release)r->api[RELEASE_VALUE])(value); /* the binding has its own reference */
     }
     if (a->copy >= 0)
         r->copies[a->copy].nbytes = nbytes;
     return status;
 }
 
-/* Binds an output that grows steadily to its buffer, so that it need not be copied there. 1 if it has room. */
+/* Binds a steadily growing output to its buffer, so that no copy is needed. 1: the buffer has room. */
 static int expect(ort_run *r, nnb_ort_argument *a)
 {
     uint64_t nbytes = a->element_size;
@@ -252,7 +252,7 @@ static int expect(ort_run *r, nnb_ort_argument *a)
     return nbytes <= a->room && !status;
 }
 
-/* Binds what has moved, or has other dimensions, in the buffers. 0 or a status. */
+/* Binds the arguments in buffers whose place or dimensions have changed. 0 or a status. */
 static int bind_buffers(ort_run *r, uint64_t deadline_ns)
 {
     for (uint32_t i = 0; i < r->n_inputs + r->n_outputs; i++) {
@@ -269,7 +269,7 @@ static int bind_buffers(ort_run *r, uint64_t deadline_ns)
             r->expects |= expect(r, a);
         void *status = is_other && a->value < 0 ? bind(r, a) : NULL;
         if (status) {
-            a->place = NULL; /* another run has to bind it */
+            a->place = NULL; /* so that the next run binds it */
             return fail(r, status, deadline_ns);
         }
     }
@@ -278,7 +278,7 @@ static int bind_buffers(ort_run *r, uint64_t deadline_ns)
 
 /* ---- outputs of unknown dimensions ------------------------------------------------------------------------------ */
 
-/* The dimensions and the bytes of a value of the library, as far as there is room. NULL or a status of the library's. */
+/* Takes the dimensions of the library's value, and its bytes if there is room. Returns NULL or the library's error. */
 static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
 {
     void *info = NULL, *status = ((of_two)r->api[GET_TYPE_AND_SHAPE])(value, &info);
@@ -298,7 +298,7 @@ static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
     uint64_t nbytes = a->element_size;
     for (size_t i = 0; i < rank; i++) {
         nbytes *= (uint64_t)a->dims[i];
-        if (a->dims[i] > UINT32_MAX) /* as it may be in an array without elements */
+        if (a->dims[i] > UINT32_MAX) /* possible in an array without elements */
             a->rank = NNB_ANY_RANK;
         a->is_steady &= a->growth[i] == a->dims[i] - before[i];
         a->growth[i] = a->dims[i] - before[i];
@@ -311,7 +311,7 @@ static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
     return status;
 }
 
-/* Reports the outputs to the client; returns its status. */
+/* Makes the result with the shapes of the outputs. Returns the run's status. */
 static int tell(ort_run *r)
 {
     nnb_result *told = &r->told;
@@ -328,7 +328,7 @@ static int tell(ort_run *r)
     return told->status;
 }
 
-/* 1 if a value can be the contents of its buffer. */
+/* Returns 1 if an output's value can be the contents of its buffer. */
 static int suits_buffer(const nnb_ort_argument *a)
 {
     int suits = a->n_declared == NNB_ANY_RANK || a->n_declared == a->rank;
@@ -337,7 +337,7 @@ static int suits_buffer(const nnb_ort_argument *a)
     return suits;
 }
 
-/* Copies what the library has allocated; 0, a status, or -ENOSPC: a buffer needs more room. */
+/* Copies the outputs that the library has allocated. 0, a status, or -ENOSPC: a buffer needs more room. */
 static int take_outputs(ort_run *r, uint64_t deadline_ns)
 {
     void **values = NULL;
@@ -371,7 +371,7 @@ static int take_outputs(ort_run *r, uint64_t deadline_ns)
     return rc ? rc : has_room ? tell(r) : -ENOSPC;
 }
 
-/* Frees the library's allocation, which it would else use again, whatever its size. */
+/* Frees the library's allocations. Otherwise the next run would use them again, whatever their size. */
 static void let_go_of_outputs(const ort_run *r)
 {
     for (uint32_t i = 0; i < r->n_outputs; i++) {
@@ -398,9 +398,9 @@ static int look_at(const nnb_ort_argument *a, const nnb_argument *row, const uin
     if (row->rank != a->n_given || row->has_no_value != !a->name || row->pool_index != a->pool_index ||
         row->offset != a->offset)
         return -EINVAL;
-    if (a->buffer) /* used as a whole */
+    if (a->buffer) /* a request uses the whole buffer */
         return row->rank || row->length ? -EINVAL : 0;
-    if (a->value >= 0 || !a->name) /* what is left out has no bytes anywhere */
+    if (a->value >= 0 || !a->name) /* an omitted argument has no bytes */
         return row->length == a->room ? 0 : -EINVAL;
     uint64_t nbytes = a->element_size;
     for (uint32_t i = 0; i < a->rank; i++) {
@@ -455,13 +455,13 @@ static void copy(const nnb_copy *c)
         ((uint8_t *)c->to)[i] = ((const uint8_t *)c->from)[i] != 0;
 }
 
-/* Takes the outputs of a run that came to `rc`. */
+/* Takes the outputs of a run that returned `rc`. */
 static int finish(ort_run *r, uint64_t deadline_ns, int rc)
 {
     if (r->kernel.result) {
         rc = rc ? rc : take_outputs(r, deadline_ns);
         if (rc == -ENOSPC)
-            return rc; /* the library keeps them */
+            return rc; /* the library keeps the outputs */
         let_go_of_outputs(r);
     }
     for (uint32_t i = 0; i < r->n_outputs && !rc; i++)
@@ -486,13 +486,13 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     for (uint32_t i = 0; i < r->n_before; i++)
         copy(&r->copies[i]);
     if (deadline_ns >= INT64_MAX)
-        deadline_ns = 0; /* the end of time */
+        deadline_ns = 0; /* treated as no deadline */
     if (deadline_ns && nnb_now_ns() >= deadline_ns)
         return say_missed(r);
     if (deadline_ns && begin_timed(r, deadline_ns) < 0)
         return say(r, NNB_RESOURCE_EXHAUSTED, "the system has no thread for a deadline", "");
     void *status = r->run(r->session, r->options, r->binding);
-    if (status && r->expects) { /* perhaps it has other dimensions than were expected; a graph may run again */
+    if (status && r->expects) { /* an output may have other dimensions than expected: run the graph again */
         ((release)r->api[RELEASE_STATUS])(status);
         let_go_of_outputs(r);
         status = r->run(r->session, r->options, r->binding);

@@ -1,13 +1,13 @@
-/* A thread that ends this process when the process it works for is gone.
+/* A thread that ends this process when the process that it works for has ended.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * An interpreter thread could not do it while another one holds the interpreter lock. Both descriptors are needed:
- * the socket stays open as long as any fork of the client holds a copy; the pidfd misses a client that lets go.
+ * A Python thread cannot do this while another thread has the interpreter lock. Both descriptors are needed: the
+ * socket stays open as long as a fork of the client has a copy; the pidfd misses a client that closes the socket.
  *
- * A process that is stopped (SIGSTOP, a debugger) runs no thread, so the kernel is asked as well for a signal at the
- * end of its parent. PR_SET_PDEATHSIG speaks of the *thread* that started this process. SIGKILL: the parent starts it
- * from one that lives until this process has ended. SIGCONT: it works for another process, and looks again.
+ * A stopped process (SIGSTOP, a debugger) runs no thread, so the kernel also sends a signal at the end of the parent.
+ * PR_SET_PDEATHSIG refers to the *thread* that started this process. With SIGKILL, that thread must outlive this
+ * process. With SIGCONT, this process works for another one, and checks again whether that one lives.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -23,7 +23,7 @@ static void *watch_thread(void *fds)
     for (;;) {
         int n = poll(fds, 2, -1);
         if (n < 0 && errno != EINTR && errno != EAGAIN)
-            _exit(1); /* it cannot watch any longer, and must not be orphaned */
+            _exit(1); /* without the watch, this process could be orphaned */
         if (n > 0)
             _exit(0);
     }
@@ -38,11 +38,11 @@ int nnb_exit_when_dead(int pidfd, int sock_fd)
     struct pollfd *fds = calloc(2, sizeof *fds);
     if (!fds)
         return -ENOMEM;
-    for (int i = 0; i < 2; i++) { /* the caller may close its own; poll ignores negative ones */
+    for (int i = 0; i < 2; i++) { /* the caller may close its descriptors; poll ignores negative ones */
         fds[i].fd = given[i] < 0 ? -1 : fcntl(given[i], F_DUPFD_CLOEXEC, 3);
         rc = rc || given[i] < 0 || fds[i].fd >= 0 ? rc : -errno;
     }
-    /* A pidfd becomes readable when the process ends. The socket's data belong to others: POLLHUP alone. */
+    /* A pidfd becomes readable when the process ends. Of the socket, only POLLHUP counts: its data are for others. */
     fds[0].events = POLLIN;
     if (!rc && !(rc = nnb_start_thread(NULL, watch_thread, fds)))
         return 0;

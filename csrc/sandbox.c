@@ -1,12 +1,11 @@
-/* The walls of a service process: Landlock for what has a name, seccomp for the calls of the kernel, no capabilities.
+/* The walls of a service process: Landlock for objects with names, seccomp for system calls, and no capabilities.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * A wall is closed once and for ever. Seccomp cannot see behind pointers, so Landlock checks names of files, and no
- * sockets are made at all: a datagram socket could send to any address. A call that is not in the table fails with
- * EPERM. A few calls look dangerous and are not, because of what is missing beside them: a pidfd without a call that
- * takes one, ftruncate where no file can be opened for writing. What stands before the wall is short enough to be
- * read.
+ * process may make sockets: a datagram socket could send to any address. A call that is not in the table fails with
+ * EPERM. A few calls look dangerous but are not, because other calls are missing: no call acts on a pidfd, and
+ * ftruncate has no file that is open for writing. The code before the wall is short enough to be read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,7 +28,7 @@
 
 /* ---- Landlock -------------------------------------------------------------------------------------------------- */
 
-/* Numbers of the kernel's interface, which older headers lack. */
+/* Numbers of system calls that older headers lack. */
 enum { LANDLOCK_CREATE = 444, LANDLOCK_ADD = 445, LANDLOCK_RESTRICT = 446 };
 #define RULE_PATH_BENEATH 1
 #define RESTRICT_ALL_THREADS (1u << 3) /* version 8 */
@@ -54,7 +53,7 @@ int nnb_landlock_version(void)
     return n < 0 ? 0 : (int)n;
 }
 
-/* Returns the rights on files that a version knows: each has added some. */
+/* Returns the rights on files that a version of Landlock knows. Newer versions have added rights. */
 static uint64_t rights_of(int version)
 {
     int bits = version >= 5 ? 16 : version >= 3 ? 15 : version >= 2 ? 14 : 13;
@@ -69,11 +68,11 @@ int nnb_landlock_rules(uint32_t may)
     struct ruleset r = {.fs = rights_of(version)};
     size_t size = sizeof r.fs;
     if (version >= 4) {
-        r.net = may & NNB_MAY_CONNECT ? 0 : 3; /* to bind and to connect TCP */
+        r.net = may & NNB_MAY_CONNECT ? 0 : 3; /* bind and connect TCP */
         size += sizeof r.net;
     }
     if (version >= 6) {
-        r.scoped = 3; /* abstract sockets of, and signals to, processes outside */
+        r.scoped = 3; /* no abstract sockets of outside processes, and no signals to them */
         size += sizeof r.scoped;
     }
     long fd = syscall(LANDLOCK_CREATE, &r, size, 0);
@@ -115,7 +114,7 @@ int nnb_landlock_close(int rules)
 int nnb_capabilities_drop(void)
 {
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-    for (int each = 0; prctl(PR_CAPBSET_DROP, each, 0, 0, 0) == 0; each++) /* refused, unless it has CAP_SETPCAP */
+    for (int each = 0; prctl(PR_CAPBSET_DROP, each, 0, 0, 0) == 0; each++) /* fails without CAP_SETPCAP */
         ;
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};
@@ -137,19 +136,19 @@ int nnb_capabilities_drop(void)
 #define RSEQ 0
 #define PREADV2 0
 #endif
-#define ENOSYS_FROM 470 /* calls that are newer than this list: libraries ask whether they are there */
+#define ENOSYS_FROM 470 /* newer calls than this list knows: libraries test if they exist */
 #define X32 0x40000000u
 #define NAMESPACES \
     (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 #define FAILS(number) (SECCOMP_RET_ERRNO | (number))
 #define OWN_PID 0xffffffffu
 
-/* A call, and the arguments that it may have: each `if` is (argument & mask) == value, over its lower half, which is
- * all that the kernel looks at in these. `may`: only in a service that may do this. */
+/* A call, and the arguments that it may have. Each check is (argument & mask) == value for the lower half of the
+ * argument: the kernel uses no more of these arguments. `may`: the right that a service needs for the call. */
 struct row {
     long number;
     uint32_t may;
-    uint32_t act; /* 0: it is let through */
+    uint32_t act; /* 0: the call is allowed */
     struct {
         uint8_t argument_1; /* counted from 1, 0: none */
         uint32_t mask, value;
@@ -158,7 +157,7 @@ struct row {
 
 /* clang-format off */
 #define CALL(name) {SYS_##name, 0, 0, {{0}}}
-#define NEW(name, number) {number, 0, 0, {{0}}} /* newer than some headers */
+#define NEW(name, number) {number, 0, 0, {{0}}} /* some headers lack these */
 #define CALL_IF(name, n, mask, value) {SYS_##name, 0, 0, {{(n) + 1, mask, value}}}
 #define CALL_FOR(may, name) {SYS_##name, may, 0, {{0}}}
 #define NOT(act, name) {SYS_##name, 0, act, {{0}}}
@@ -168,75 +167,75 @@ struct row {
     {SYS_socket, NNB_MAY_CONNECT, 0, {{1, ~(INET ^ AF_INET), AF_INET}, {2, 0xf, type}, {3, EXACT, protocol}}}
 
 static const struct row table[] = {
-    /* Runs: waiting, waking, the clock where the vDSO has none. First, since the list is read from the top. */
+    /* Runs: waiting, waking, clocks that the vDSO lacks. These are first because the list is read from the top. */
     CALL(futex), CALL(sched_yield), CALL(clock_gettime), CALL(clock_nanosleep), CALL(nanosleep), CALL(clock_getres),
     CALL(gettimeofday), CALL(ppoll), CALL(pselect6), CALL(restart_syscall),
-    NEW(futex_waitv, 449), /* a listener of many bursts */
+    NEW(futex_waitv, 449), /* for a listener of many bursts */
 
-    /* Memory. Code may be mapped: libraries are loaded late, and machine code is made by libffi, so what an attacker
-     * runs is not decided here. */
+    /* Memory. Code may be mapped, because libraries are loaded late and libffi makes machine code. So this table does
+     * not decide which code an attacker can run. */
     CALL(brk), CALL(mmap), CALL(munmap), CALL(mremap), CALL(mprotect), CALL(madvise), CALL(msync), CALL(memfd_create),
     CALL(membarrier), CALL(mlock), CALL(munlock), CALL(mincore),
 
-    /* Threads of this process, and no processes. clone3 keeps its flags in memory, so the C library has to use
-     * clone. */
+    /* Threads, but no processes. clone3 has its flags in memory, where seccomp cannot check them, so the C library must
+     * use clone. */
     CALL_IF(clone, 0, CLONE_THREAD | NAMESPACES, CLONE_THREAD),
     {435 /* clone3 */, 0, FAILS(ENOSYS), {{0}}},
     CALL(set_robust_list), NEW(rseq, RSEQ), CALL(set_tid_address), CALL(gettid), CALL(getpid),
     CALL(getppid), CALL(waitid), /* is the client its child? */ CALL(exit), CALL(exit_group), CALL(getcpu), CALL(sched_getaffinity), CALL(sched_getattr),
     CALL(sched_getscheduler), CALL(sched_getparam), CALL(sched_get_priority_max), CALL(sched_get_priority_min),
     CALL_IF(sched_setaffinity, 0, EXACT, 0), CALL_IF(sched_setattr, 0, EXACT, 0), /* of the calling thread alone */
-    NOT(FAILS(0), sched_setaffinity), /* ONNX Runtime complains at length: it believes that its threads are pinned */
+    NOT(FAILS(0), sched_setaffinity), /* faked: else ONNX Runtime logs errors at length */
 
-    /* Signals to this process: abort(), a handler that gives way to the default. */
+    /* Signals to this process: abort(), and a handler that restores the default action. */
     CALL(rt_sigaction), CALL(rt_sigprocmask), CALL(rt_sigreturn), CALL(rt_sigtimedwait), CALL(rt_sigsuspend),
     CALL(rt_sigpending), CALL(sigaltstack), CALL_IF(tgkill, 0, EXACT, OWN_PID), CALL_IF(kill, 0, EXACT, OWN_PID),
 #ifndef __GLIBC__
-    CALL_FOR(NNB_MAY_SIGNAL, tkill), /* of raise(), abort() and pthread_kill() of musl */
+    CALL_FOR(NNB_MAY_SIGNAL, tkill), /* for raise(), abort() and pthread_kill() of musl */
 #endif
-    CALL(timer_create), CALL(timer_settime), CALL(timer_delete), CALL(timer_gettime), /* limits of blocking closes */
+    CALL(timer_create), CALL(timer_settime), CALL(timer_delete), CALL(timer_gettime), /* time limits of closes */
     CALL(setitimer), CALL(getitimer),
 
-    /* Descriptors that it has. */
+    /* Descriptors that this process has. */
     CALL(read), CALL(readv), CALL(pread64), CALL(preadv), NEW(preadv2, PREADV2), CALL(write), CALL(writev),
     CALL(pwrite64), CALL(pwritev), NEW(pwritev2, PREADV2 + 1),
     CALL(lseek), CALL(close), NEW(close_range, 436), CALL(dup), CALL(dup3), CALL(fstat), CALL(fstatfs), CALL(ftruncate),
     CALL(fallocate), CALL(fadvise64), CALL(fsync), CALL(fdatasync), CALL(eventfd2), CALL(pipe2),
-    /* No F_SETOWN, which has the kernel send signals; no leases and notes of what happens to files. */
+    /* No F_SETOWN, which makes the kernel send signals. No leases, and no notifications of file changes. */
     CALL_IF(fcntl, 1, EXACT, F_GETFL), CALL_IF(fcntl, 1, EXACT, F_SETFL), CALL_IF(fcntl, 1, EXACT, F_GETFD),
     CALL_IF(fcntl, 1, EXACT, F_SETFD), CALL_IF(fcntl, 1, EXACT, F_DUPFD), CALL_IF(fcntl, 1, EXACT, F_DUPFD_CLOEXEC),
     CALL_IF(fcntl, 1, EXACT, F_ADD_SEALS), CALL_IF(fcntl, 1, EXACT, F_GET_SEALS),
-    CALL_IF(fcntl, 1, EXACT, 5), CALL_IF(fcntl, 1, EXACT, 6), CALL_IF(fcntl, 1, EXACT, 7), /* locks of a process, */
-    CALL_IF(fcntl, 1, EXACT, 36), CALL_IF(fcntl, 1, EXACT, 37), CALL_IF(fcntl, 1, EXACT, 38), /* of an open file */
+    CALL_IF(fcntl, 1, EXACT, 5), CALL_IF(fcntl, 1, EXACT, 6), CALL_IF(fcntl, 1, EXACT, 7), /* locks of a process */
+    CALL_IF(fcntl, 1, EXACT, 36), CALL_IF(fcntl, 1, EXACT, 37), CALL_IF(fcntl, 1, EXACT, 38), /* locks of open files */
     /* No TIOCSTI: standard error may be the user's terminal. */
     CALL_IF(ioctl, 1, EXACT, 0x5401),     /* TCGETS: is it a terminal? */
     CALL_IF(ioctl, 1, EXACT, 0x541b),     /* FIONREAD */
-    CALL_IF(ioctl, 1, EXACT, 0x5411),     /* SIOCOUTQ: what its client has not read */
+    CALL_IF(ioctl, 1, EXACT, 0x5411),     /* SIOCOUTQ: bytes that the client has not read */
     CALL_IF(ioctl, 1, EXACT, 0x5421),     /* FIONBIO */
     CALL_IF(ioctl, 1, EXACT, 0x5450),     /* FIONCLEX */
     CALL_IF(ioctl, 1, EXACT, 0x5451),     /* FIOCLEX */
     CALL_IF(ioctl, 1, EXACT, 0x40086200), /* DMA_BUF_IOCTL_SYNC */
 
-    /* Files by name: Landlock says which. Nothing that it does not look at (modes, owners, times, attributes). */
+    /* Files by name, checked by Landlock. Calls that it does not check are missing (modes, owners, times). */
     CALL(openat), CALL(newfstatat), CALL(statx), CALL(readlinkat), CALL(faccessat), NEW(faccessat2, 439),
     CALL(getdents64), CALL(statfs), CALL(getcwd), CALL(mkdirat), CALL(unlinkat), CALL(renameat2), CALL(linkat),
     CALL(umask),
 
-    /* Sockets that it has: the client's. They are packets in sequence, which take no address with a message.
-     * Datagrams do, and a client may send a socket for them, from which only Landlock keeps abstract addresses. */
+    /* Sockets that this process has, such as the client's: SOCK_SEQPACKET, whose messages have no address. A client may
+     * also send a datagram socket, whose messages have one: only Landlock forbids abstract addresses. */
     CALL(sendmsg), CALL(recvmsg), CALL(sendto), CALL(recvfrom), CALL(getsockopt), CALL(setsockopt), CALL(getsockname),
     CALL(getpeername), CALL(shutdown),
-    {SYS_socketpair, 0, 0, {{1, EXACT, AF_UNIX}, {2, 0xf, SOCK_STREAM}}}, /* fences */
-    NEW(pidfd_open, 434), /* to see a client's end; no call takes it that does more */
+    {SYS_socketpair, 0, 0, {{1, EXACT, AF_UNIX}, {2, 0xf, SOCK_STREAM}}}, /* for fences */
+    NEW(pidfd_open, 434), /* to notice a client's end; no allowed call can do more with it */
 
-    /* This process, as it is. */
+    /* Questions about this process. */
     CALL(getuid), CALL(geteuid), CALL(getgid), CALL(getegid), CALL(getresuid), CALL(getresgid), CALL(getgroups),
     CALL(getrusage), CALL(times), CALL(uname), CALL(sysinfo), CALL(getrandom), CALL_IF(prlimit64, 0, EXACT, 0),
     CALL_IF(prctl, 0, EXACT, PR_SET_NAME), CALL_IF(prctl, 0, EXACT, PR_GET_NAME),
-    CALL_IF(prctl, 0, EXACT, 0x53564d41), /* PR_SET_VMA: names of memory */
+    CALL_IF(prctl, 0, EXACT, 0x53564d41), /* PR_SET_VMA: names memory */
 
 #ifdef __x86_64__
-    /* What aarch64 never had, and C libraries of x86-64 still use. */
+    /* Calls that aarch64 never had, and that C libraries of x86-64 still use. */
     CALL(open), CALL(stat), CALL(lstat), CALL(access), CALL(readlink), CALL(mkdir), CALL(rmdir), CALL(unlink), CALL(link), CALL(rename),
     CALL(renameat), CALL(getdents), CALL(poll), CALL(select), CALL(pipe), CALL(dup2),
     CALL(eventfd), CALL(getrlimit), CALL(time), CALL(pause), CALL(getpgrp),
@@ -245,7 +244,7 @@ static const struct row table[] = {
     CALL(renameat),
 #endif
 
-    /* Devices that start programs; those are inside the same walls. */
+    /* For devices that start programs, which get the same walls. */
     CALL_FOR(NNB_MAY_EXECUTE, execve), CALL_FOR(NNB_MAY_EXECUTE, wait4),
     CALL_FOR(NNB_MAY_EXECUTE, setsid), CALL_FOR(NNB_MAY_EXECUTE, setpgid), CALL_FOR(NNB_MAY_EXECUTE, getpgid),
     CALL_FOR(NNB_MAY_EXECUTE, chdir), CALL_FOR(NNB_MAY_EXECUTE, kill), CALL_FOR(NNB_MAY_EXECUTE, tgkill),
@@ -255,8 +254,8 @@ static const struct row table[] = {
     CALL_FOR(NNB_MAY_EXECUTE, vfork), CALL_FOR(NNB_MAY_EXECUTE, fork), CALL_FOR(NNB_MAY_EXECUTE, arch_prctl),
 #endif
 
-    /* Devices that use the network: TCP and UDP, no other kind of socket; and what their libraries wait with, whose
-     * watches the kernel counts for each user, not for each process. */
+    /* For devices that use the network: TCP and UDP, but no other sockets; and epoll, with which their libraries wait.
+     * Others lack epoll, because the kernel limits its watches per user, not per process. */
     CALL_FOR(NNB_MAY_CONNECT, epoll_create1), CALL_FOR(NNB_MAY_CONNECT, epoll_ctl),
     CALL_FOR(NNB_MAY_CONNECT, epoll_pwait),
 #ifdef __x86_64__
@@ -266,7 +265,7 @@ static const struct row table[] = {
     CALL_FOR(NNB_MAY_CONNECT, accept), CALL_FOR(NNB_MAY_CONNECT, accept4), CALL_FOR(NNB_MAY_CONNECT, sendmmsg),
     SOCKET(SOCK_STREAM, 0), SOCKET(SOCK_STREAM, IPPROTO_TCP), SOCKET(SOCK_DGRAM, 0), SOCKET(SOCK_DGRAM, IPPROTO_UDP),
 
-    /* No library tries these, so the process ends at once. */
+    /* No library calls these, so a call ends the process at once. */
     NOT(SECCOMP_RET_KILL_PROCESS, init_module), NOT(SECCOMP_RET_KILL_PROCESS, finit_module),
     NOT(SECCOMP_RET_KILL_PROCESS, delete_module), NOT(SECCOMP_RET_KILL_PROCESS, kexec_load),
     NOT(SECCOMP_RET_KILL_PROCESS, reboot),
@@ -274,21 +273,21 @@ static const struct row table[] = {
 /* clang-format on */
 
 #define ROWS (sizeof table / sizeof *table)
-#define MOST 12 /* instructions of a row */
+#define MOST 12 /* maximum instructions of a row */
 #define LOAD(field) (struct sock_filter) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
 #define RETURN(act) (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, act)
 #define IF(how, value, yes, no) (struct sock_filter) BPF_JUMP(BPF_JMP | (how) | BPF_K, value, yes, no)
 
-/* Writes the instructions of a row. The number of the call is loaded before and after them. */
+/* Writes the instructions of a row. The call's number is loaded before them, and again at their end. */
 static int compile(struct sock_filter *at, const struct row *row)
 {
     struct sock_filter *const begin = at++;
     int checks = 0;
     for (int i = 0; i < 3 && row->check[i].argument_1; i++, checks++) {
         uint32_t value = row->check[i].value == OWN_PID ? (uint32_t)getpid() : row->check[i].value;
-        *at++ = LOAD(args[row->check[i].argument_1 - 1]); /* its lower half: both machines are little-endian */
+        *at++ = LOAD(args[row->check[i].argument_1 - 1]); /* the lower half, as both machines are little-endian */
         *at++ = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K, row->check[i].mask);
-        *at++ = IF(BPF_JEQ, value, 0, 0); /* where to, when it is known */
+        *at++ = IF(BPF_JEQ, value, 0, 0); /* the jump is set below, when its target is known */
     }
     *at++ = RETURN(row->act ? row->act : SECCOMP_RET_ALLOW);
     for (struct sock_filter *check = begin + 3; check < at - 1; check += 3)
@@ -307,7 +306,7 @@ int nnb_seccomp_close(uint32_t may)
     struct sock_filter *at = code;
     *at++ = LOAD(arch);
     *at++ = IF(BPF_JEQ, ARCH, 1, 0);
-    *at++ = RETURN(SECCOMP_RET_KILL_PROCESS); /* the calls of another machine have other numbers */
+    *at++ = RETURN(SECCOMP_RET_KILL_PROCESS); /* calls of another machine have other numbers */
     *at++ = LOAD(nr);
     *at++ = IF(BPF_JGE, X32, 0, 1);
     *at++ = RETURN(SECCOMP_RET_KILL_PROCESS);
@@ -320,7 +319,7 @@ int nnb_seccomp_close(uint32_t may)
     struct sock_fprog program = {(unsigned short)(at - code), code};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
         return -errno;
-    /* SPEC_ALLOW: else, before 5.16, a filter slows every thread down. */
+    /* SPEC_ALLOW, because before Linux 5.16 a filter would slow down every thread. */
     long rc = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW,
                       &program);
     return rc < 0 ? -errno : rc ? -ESRCH : 0;

@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * No client is ever behind another one by more than LAG_NS * (slots + 1) and a run of each.
+ * No client is ever behind another client by more than LAG_NS * (slots + 1) plus one run of each.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,12 +12,12 @@
 
 #define LAG_NS 1000000u       /* how far a client in service may get ahead of the neediest one */
 #define SHORT_THINK_NS 10000u /* average think time of a client that is worth waiting for */
-#define IDLE_NS 50000u        /* how long the leader waits for a client in service, which was perhaps interrupted */
-#define WAKE_NS 400000u       /* ... for one that was just woken */
-#define EXCESS_NS 50000u      /* what a run may take beyond four times the usual */
-#define CREDIT_PART 16u       /* of what has counted is credit for runs that take longer */
+#define IDLE_NS 50000u        /* the leader's longest wait for a client in service, which may be interrupted */
+#define WAKE_NS 400000u       /* the leader's longest wait for a client that was just woken */
+#define EXCESS_NS 50000u      /* a run may exceed four times its average by this much */
+#define CREDIT_PART 16u       /* 1/16 of the charged time becomes credit for runs that take longer */
 #define MOST_CREDIT_NS 20000000u
-/* The first run of each of a client's first bursts counts so much at most: it may load what all clients need. */
+/* Maximum charge for the first run of each of a client's first bursts, which may load what all clients need. */
 #define MOST_FIRST_NS 2000000u
 #define MOST_FIRST 16u
 
@@ -74,7 +74,7 @@ static void spend(nnb_schedule *s, nnb_flow *f, uint64_t ns)
         s->rival = NULL;
 }
 
-/* A run that takes much longer than usual was perhaps interrupted: its client's credit pays for the excess. */
+/* A run that takes much longer than usual was perhaps interrupted, so credit pays for its excess time. */
 void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_t n_ended)
 {
     uint64_t forgiven = usage->excess_ns < f->credit ? usage->excess_ns : f->credit;
@@ -84,12 +84,12 @@ void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_
     usage->took_ns = usage->excess_ns = usage->first_ns = 0;
     f->n_busy -= n_ended;
     if (n_ended)
-        s->rival = NULL; /* it may run again */
+        s->rival = NULL; /* the client may run again, and be the rival */
 }
 
 /* ---- ready queues ---------------------------------------------------------------------------------------------- */
 
-/* Returns the ready queue behind another one of its flow, or with NULL the first one, of the highest priority. */
+/* Returns the flow's next ready queue after `q`. NULL: its first one, of the highest priority. */
 static nnb_queue *behind(const nnb_flow *f, const nnb_queue *q)
 {
     nnb_queue *next = q ? q->next : f->first[0];
@@ -98,7 +98,7 @@ static nnb_queue *behind(const nnb_flow *f, const nnb_queue *q)
     return next;
 }
 
-/* A client that had an answer within such a wait may come back within this one. Others are not waited for. */
+/* Returns 1 if the queue is ready, or had an answer less than wait_ns ago and so may be ready again in time. */
 static int is_expected(const nnb_batcher *b, const nnb_queue *q)
 {
     return q->is_ready || q->left_ns + b->wait_ns >= b->since_ns;
@@ -135,7 +135,7 @@ void nnb_batcher_free(nnb_batcher *b, uint64_t now)
 {
     uint64_t took_ns = now - b->began_ns, again_ns = took_ns < b->wait_ns ? took_ns : b->wait_ns;
     b->held = 0;
-    /* Requests that have waited meanwhile wait as long again at most, for clients that now have their answers. */
+    /* Requests that waited for this joint run wait again, at most as long, for the clients that were answered. */
     b->since_ns = now - (b->wait_ns - again_ns);
     for (nnb_queue *q = b->queues; q; q = q->next_peer)
         if (q->left_ns >= b->began_ns)
@@ -143,15 +143,15 @@ void nnb_batcher_free(nnb_batcher *b, uint64_t now)
     count_expected(b);
 }
 
-/* Returns 1 if two are ready, when two are expected, and more than a third of the expected. The others gather while
- * these run, so that workers and clients do not wait for each other. */
+/* Returns 1 if more than a third of the expected requests are ready, and at least two, if two are expected. The others
+ * gather during the run, so that workers and clients do not wait for each other. */
 static int has_enough(const nnb_batcher *b)
 {
     return b->n_ready >= b->most || (3 * b->n_ready > b->n_expected && (b->n_ready > 1 || b->n_expected < 2));
 }
 
-/* Returns until when a request waits for others: not once there are enough. It also waits while others run together,
- * unless it wants a fast answer or has a higher priority. */
+/* Returns the end of a request's wait for others; 0: no wait, e.g. because enough are ready. It also waits for the end
+ * of a joint run, unless its batch_wait_ns is 0 or its priority is higher. */
 static uint64_t waits_until(const nnb_queue *q)
 {
     const nnb_batcher *b = q->batcher;
@@ -162,7 +162,7 @@ static uint64_t waits_until(const nnb_queue *q)
     return has_enough(b) ? 0 : b->since_ns + q->batch_wait_ns;
 }
 
-/* Returns a flow's next queue: the first that does not wait for others. */
+/* Returns a flow's next queue: the first whose request does not wait for others. */
 static nnb_queue *first_of(const nnb_schedule *s, const nnb_flow *f)
 {
     nnb_queue *q = behind(f, NULL);
@@ -179,7 +179,7 @@ static int precedes(const nnb_queue *q, const nnb_queue *other)
     return p < than || (p == than && q->flow->spent < other->flow->spent);
 }
 
-/* A client whose runs hang keeps its other requests waiting, but the bursts that it closes end. */
+/* If a client's runs hang, its other requests wait. Bursts that it closes end nevertheless. */
 static int may_run(const nnb_schedule *s, const nnb_flow *f)
 {
     const nnb_queue *q = first_of(s, f);
@@ -228,13 +228,13 @@ uint64_t nnb_schedule_wait_ns(const nnb_schedule *s, uint64_t now)
     return least;
 }
 
-/* A client whose requests run together with others' waits for these, and is not waited for. */
+/* A client with joint runs gets no slot: its requests wait for others, and the leader does not wait for it. */
 static int needs_slot(const nnb_queue *q)
 {
     return q->polls && q->think_ns <= SHORT_THINK_NS && !(q->batcher && q->batcher->n_queues > 1);
 }
 
-/* Keeps the neediest flow that waits beside those in service. */
+/* Notes a flow if it is the neediest one whose next queue is not in service. */
 static void note_rival(nnb_schedule *s, nnb_flow *f)
 {
     const nnb_queue *q = first_of(s, f);
@@ -242,7 +242,7 @@ static void note_rival(nnb_schedule *s, nnb_flow *f)
         s->rival = f;
 }
 
-/* One long time among many short ones was an interruption. */
+/* Limits a long time, because one among many short ones was an interruption. */
 static void note_think(nnb_queue *q, uint64_t ns)
 {
     q->think_ns = q->think_ns - q->think_ns / 8 + (ns < IDLE_NS ? ns : IDLE_NS) / 8;
@@ -264,9 +264,9 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     }
     uint64_t thought = now - q->thinks_since;
     if (q->thinks_since && !q->was_woken && (thought <= SHORT_THINK_NS || q->answered_at == s->n_served))
-        note_think(q, thought); /* else the leader was busy, and looked late */
+        note_think(q, thought); /* else the leader was busy and looked late, so the time is unknown */
     else if (q->thinks_since && q->was_woken && thought <= IDLE_NS)
-        note_think(q, q->think_ns - q->think_ns / 8); /* it may try a slot again some time */
+        note_think(q, q->think_ns - q->think_ns / 8); /* so that the queue may later get a slot again */
     q->thinks_since = 0;
     int goes_first = q->is_over || q->in_service;
     uint32_t p = q->line = q->is_over ? 0 : q->priority;
@@ -278,7 +278,7 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (!f->n_ready++) {
         f->ready_at = s->n_ready;
         s->ready[s->n_ready++] = f;
-        if (f->spent + LAG_NS < s->floor_ns) /* it does not save unused time */
+        if (f->spent + LAG_NS < s->floor_ns) /* a client cannot save unused time */
             f->spent = s->floor_ns - LAG_NS;
     }
     if (s->rival == f)
@@ -308,7 +308,7 @@ static nnb_queue *dequeue(nnb_schedule *s, nnb_queue *q)
         s->rival = NULL;
     else if (s->rival && f->n_ready)
         note_rival(s, f);
-    if (f->spent > s->floor_ns && !q->is_over) /* a burst that ends has had no service */
+    if (f->spent > s->floor_ns && !q->is_over) /* a burst that ends gets no service */
         s->floor_ns = f->spent;
     s->n_served++;
     return q;
@@ -341,7 +341,7 @@ static void enter(nnb_schedule *s, nnb_queue *q)
     s->slots[s->n_slots++] = q;
 }
 
-/* Returns 1 if the leader waits for a client in service, rather than serve `next`. Else the client leaves service. */
+/* Returns 1 if the leader waits for a client in service before it serves `next`. Else the client leaves service. */
 static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint64_t now)
 {
     int is_ahead = q->flow->spent > next->flow->spent + LAG_NS;
@@ -353,7 +353,7 @@ static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint
     return 0;
 }
 
-/* Waiting counts as time of the awaited client, but no longer than it lasts if the leader is not interrupted. */
+/* Charges waiting to the awaited client, but not the time of an interruption of the leader. */
 static void end_waiting(nnb_schedule *s, uint64_t now)
 {
     uint64_t waited = now - s->awaited_since;
@@ -369,7 +369,7 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
     end_waiting(s, now);
     note_load(s, load);
     if (s->n_batched)
-        s->rival = NULL; /* waits for others end by themselves */
+        s->rival = NULL; /* waits in a batcher may have ended meanwhile */
     for (uint32_t i = 0, n = s->rival ? 0 : s->n_ready; i < n; i++)
         note_rival(s, s->ready[i]);
     const nnb_flow *rival = s->rival;
@@ -381,7 +381,7 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
         int p = priority_of(q);
         uint64_t bound = p < priority ? UINT64_MAX : rival->spent + (takes_slot ? LAG_NS : 0);
         if (p > priority)
-            continue; /* gives way */
+            continue; /* gives way to a higher priority */
         if (q->is_ready && f->spent <= bound && first_of(s, f) == q && may_run(s, f)) {
             if (precedes(q, best))
                 best = q;
@@ -391,7 +391,7 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
     }
     if (best)
         return dequeue(s, best);
-    /* The worker and the client that poll for each other need a processor each, beside the other runs. */
+    /* A worker and a client that poll for each other need two processors besides those of the other runs. */
     int has_two = !load->n_detached || load->n_detached + 2 <= load->cpus;
     if (awaited && s->n_slots == s->most_slots && has_two) {
         s->awaited = awaited;

@@ -1,4 +1,4 @@
-/* Short slices of a processor, for threads that serve many clients: each runs soon after it was woken.
+/* Short time slices for threads that serve many clients, so that each thread runs soon after a wake.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -27,7 +27,7 @@ void nnb_ask_for_short_slices(void)
     if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) < 0 || a.policy != SCHED_OTHER)
         return;
     a.runtime = SHORT_NS;
-    if (a.nice >= 0)                      /* a reset would undo a negative one, too */
-        a.flags |= RESET_ON_FORK;         /* threads that it starts compute */
-    syscall(SYS_sched_setattr, 0, &a, 0); /* may be refused */
+    if (a.nice >= 0)                      /* the reset would undo a negative nice value, too */
+        a.flags |= RESET_ON_FORK;         /* threads that this thread starts compute */
+    syscall(SYS_sched_setattr, 0, &a, 0); /* the kernel may refuse: then slices stay long */
 }

@@ -15,7 +15,7 @@ int nnb_steps_turn(nnb_steps *s, uint64_t step)
             memcpy(o->all + (step - 1) * o->stride, o->one, o->nbytes);
     if (step == s->count)
         return 0;
-    if (s->gone && nnb_load32_relaxed((const nnb_a32 *)s->gone)) /* relaxed: it tells no more */
+    if (s->gone && nnb_load32_relaxed((const nnb_a32 *)s->gone)) /* relaxed: no other data depends on it */
         return -EPIPE;
     if (s->server && nnb_server_is_revoked(s->server))
         return s->deadline_ns ? -ETIMEDOUT : -EPIPE;

@@ -1,24 +1,24 @@
-/* Statistics of a process: rows of counters and histograms in memory that others map read-only, and the stamps that
- * tell both ends of a burst when the other had a packet.
+/* Statistics of a process: rows of counters and histograms in memory that others map read-only. Also the stamps that
+ * tell each end of a burst when the other end had a packet.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A row has one writer at a time. Each number is written with one relaxed store and read with one relaxed load: a
- * look costs the writer nothing but cache lines, and a writer that dies leaves no number half written. Numbers of one
- * look need not belong to one moment. Histograms are log-linear: 16 buckets to an octave, from 1 ns to 68 s.
+ * A row has one writer at a time. Each number is written with one relaxed store and read with one relaxed load. So a
+ * reader costs the writer only cache misses, and a writer that dies leaves no number half written. The numbers that a
+ * reader gets may belong to different moments. Histograms are log-linear: 16 buckets to an octave, from 1 ns to 68 s.
  *
  * Stamps (docs/WIRE.md has their format)
  *   Reading clocks at both ends costs as much as a round trip, so only some requests are timed: one in 256 on
- *   average, at random so that no rhythm of the program falls in step with it; and each one while answers do not come
- *   at once. The client puts the time of sending beside W, so it travels with the cache line that the server loads
- *   anyway. The server puts beside the W of the answer when it took the request, how long it was at it, and with how
- *   many others. A peer may write anything there; it spoils what is said about its own burst.
+ *   average, chosen at random so that a rhythm of the program does not matter; and each request while answers are
+ *   slow. The client puts the time of sending beside W, on the cache line that the server loads anyway. Beside the W of
+ *   the answer, the server puts when it took the request, how long the run took, and how many requests ran as one. A
+ *   peer may write wrong times, which affect only the statistics of its own burst.
  *
  * Deadlines
- *   Behind the stamp are four words for requests that are on their way, used in turn. The first one is zero as long
- *   as no request has a deadline. With more than four such requests in the ring the oldest lose theirs: then only the
- *   client gives them up. The tag comes again 512 KiB later, so the client wipes the words when it has sent 64 KiB
- *   since it set the last one. A request that the client gives up gets a deadline that has passed.
+ *   After the stamp are four words for requests in the ring, used in turn. The first word is zero as long as no
+ *   request has a deadline. If the ring has more than four requests with deadlines, the oldest lose their words: then
+ *   only the client gives them up. A tag repeats after 512 KiB, so the client wipes the words when it has sent 64 KiB
+ *   since the last deadline. A request that the client gives up gets a deadline in the past.
  */
 #define _GNU_SOURCE
 #include "nnb_channel.h"
@@ -26,10 +26,10 @@
 #define TIME_BITS 48
 #define TIME_MASK ((1ull << TIME_BITS) - 1)
 #define LASTED_BITS 42   /* more than an hour */
-#define MOST_TOGETHER 63 /* or more */
+#define MOST_TOGETHER 63 /* stands for 63 or more */
 #define DEADLINES 4u
-#define WIPE_AFTER (1u << 16) /* bytes: a word is at most five times as old, and its tag has not come again by then */
-#define LONGEST (3600ull * 1000000000u) /* a time that is further away is none */
+#define WIPE_AFTER (1u << 16)           /* bytes; a word is at most five times as old, and its tag has not repeated */
+#define LONGEST (3600ull * 1000000000u) /* a longer time is invalid */
 
 /* ---- histograms ----------------------------------------------------------------------------------------------- */
 
@@ -111,7 +111,7 @@ int nnb_row_look(nnb_row *out, const nnb_row *row)
         return 0;
     nnb_copy_racy((uint8_t *)out + first, (const uint8_t *)row + first, offsetof(nnb_row, histograms) - first, 1);
     for (uint32_t i = 0; i < NNB_HISTOGRAMS; i++)
-        if (nnb_load_relaxed((const nnb_a64 *)&row->histograms[i].count)) /* else its pages need not exist */
+        if (nnb_load_relaxed((const nnb_a64 *)&row->histograms[i].count)) /* empty ones may have no pages */
             nnb_copy_racy((uint8_t *)&out->histograms[i], (const uint8_t *)&row->histograms[i], sizeof(nnb_histogram),
                           1);
     nnb_fence_acquire(); /* SYNC POINT: row_close <-> row_look */
@@ -170,7 +170,7 @@ void nnb_channel_revoke(nnb_channel *ch, uint64_t position)
 void nnb_channel_unset_deadline(nnb_channel *ch)
 {
     nnb_mq *q = ch->mq;
-    if (q->stamp) /* no packet ends there; 0 in the first word would hide the others */
+    if (q->stamp) /* a position where no packet ends; 0 in the first word would hide the others */
         nnb_store_relaxed(&q->stamp[2 + (ch->deadlines - 1) % DEADLINES], tagged(ch->timed_at + 8, 1));
 }
 
