@@ -27,7 +27,7 @@ def round_of(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
 
 
 def made_up_case(sample: Callable[[int], Any], key: str = "mine") -> Case:
-    """Return a row for one core that calls `sample`."""
+    """Return a row whose samples come from `sample`. Client and server share one core."""
 
     @contextmanager
     def opened() -> Iterator[Subject]:

@@ -20,7 +20,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Answers:
-    """A handler that answers calls with the functions `handlers`, by handler name, and other calls with `Done`."""
+    """A handler of calls. `handlers` has functions by name (``on_…``) that answer calls; other calls get `Done`."""
 
     def __init__(self, **handlers: Callable[[Any, FdBundle], Any]) -> None:
         self.handlers = handlers

@@ -31,13 +31,13 @@ NUMBERS = (0, 0, 0, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 64, 4096, 65536)
 
 
 class Values:
-    """Generator of random values of a type. The type allows most values, because the decoder rejects all others."""
+    """Generator of random values of a type. Most values fit the type, because the decoder would reject others."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
 
     def of(self, kind: Any) -> Any:
-        """Return a value of a type of `msgspec.inspect`, as a decoder of plain MessagePack would."""
+        """Return a random value of a type of `msgspec.inspect`, in the form of decoded MessagePack."""
         return getattr(self, "_" + type(kind).__name__)(kind)
 
     def _IntType(self, kind: types.IntType) -> int:
@@ -94,7 +94,7 @@ class Values:
 
 
 def mutated(dice: random.Random, value: Any) -> Any:
-    """Return a copy of plain MessagePack with one node changed."""
+    """Return a copy of decoded MessagePack with one changed value, at any depth."""
     if isinstance(value, dict) and value and dice.random() < 0.9:
         copy = dict(value)
         name = dice.choice(list(copy))

@@ -1,4 +1,4 @@
-"""A burst whose server adds one, in a thread of this process."""
+"""A burst whose server runs in a thread of this process, and adds one to each element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request and a reply for each call of the control plane, in the order of the table: the examples of docs/WIRE.md."""
+"""A request and a reply for each call of the control plane, in the order of docs/WIRE.md, which shows them."""
 
 from __future__ import annotations
 
