@@ -1,4 +1,4 @@
-"""The `nnburst` command, as `python -P -m nnburst`. Without ``-P``, Python searches the working directory first."""
+"""Entry point of `python -P -m nnburst`. Without ``-P``, Python searches the working directory for modules first."""
 
 from .cli import main
 

@@ -34,7 +34,7 @@ ImageFormat = Literal[
 ]
 """Pixel format of an image; see `nnburst.Memory.hardware_buffer`."""
 FlavourName = Literal["synchronized", "unsynchronized"]
-"""Number of readers of a queue, and what a write that does not fit does; see `nnburst.fmq.MessageQueue`."""
+"""Flavour of a queue: how many readers it has, and whether a write can overwrite; see `nnburst.fmq.MessageQueue`."""
 QueueLayout = Literal["lines", "stamped", "compat"]
 """Placement of a queue's counters; see `nnburst.fmq.MessageQueue`."""
 

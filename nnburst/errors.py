@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ErrorStatus(enum.IntEnum):
-    """The outcome of a call to a device. Client and service send each other an outcome as its number."""
+    """The outcome of a call to a device, which client and service send each other as a number."""
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -75,7 +75,7 @@ class InvalidArgument(NNBurstError, ValueError):
 
 
 class NoSuchFile(InvalidArgument, FileNotFoundError):
-    """A file is not where the argument says."""
+    """The file that an argument names does not exist."""
 
 
 class GeneralFailure(NNBurstError, RuntimeError):

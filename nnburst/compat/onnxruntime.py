@@ -402,7 +402,10 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run the model in a thread. The thread calls ``callback(outputs, user_data, error)``; "" means no error."""
+        """Run the model in a thread.
+
+        The thread then calls ``callback(outputs, user_data, error)``. After a success, `error` is "".
+        """
 
         def run() -> None:
             try:

@@ -40,8 +40,8 @@ class Budget:
         """Count a request until the ``with`` block ends. Yields a function that adds to the bytes of the request.
 
         Raises:
-            ResourceExhausted: Too many requests are in progress. Raised by the yielded function: they have too many
-                bytes.
+            ResourceExhausted: Too many requests are in progress. The yielded function raises this error if the requests
+                in progress have too many bytes.
             DeviceUnavailable: The gateway is stopping.
         """
         if self._is_finishing:

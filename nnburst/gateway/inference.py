@@ -141,7 +141,7 @@ class Inference(NamedTuple):
     """A request to run a model.
 
     Attributes:
-        inputs, outputs: The tensors, in any order. Without outputs, all are requested.
+        inputs, outputs: The tensors, in any order. If `outputs` is empty, the client requests all outputs.
         size: Bytes that must be converted element by element.
     """
 
@@ -161,7 +161,7 @@ def extensions(models: Models, regions: Regions) -> list[str]:
 
 
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
-"""For each requested output: its request, its datatype, its shape and its elements, also those in shared memory."""
+"""For each requested output: the `OutputTensor`, datatype, shape and elements (also if these are in shared memory)."""
 
 
 def _size(given: InputTensor) -> int:

@@ -44,7 +44,7 @@ class ModelCounts:
     """Counts and times of requests for one version of a model. Only the event loop's thread may use them.
 
     Attributes:
-        failures: Number of failures for each of Triton's names of reasons.
+        failures: Number of failures by reason. The reasons have Triton's names.
         input_ns, run_ns, output_ns: Total time for reading inputs, for waits and runs, and for writing outputs.
     """
 
@@ -171,7 +171,7 @@ class Models:
         self._counts: dict[tuple[str, str], ModelCounts] = {}
         self._opened: dict[tuple[str, str, Priority], OpenedModel] = {}
         self._under_way: dict[object, asyncio.Future[Any]] = {}
-        """Tasks that requests share: opening a model (by its key), connecting to the service (by None)."""
+        """Tasks that requests share, by key: a key of `_opened` opens a model, None connects, "renew" calls `renew`."""
         self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
     def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:

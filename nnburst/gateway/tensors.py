@@ -48,7 +48,7 @@ _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, 
 
 
 async def convert_aside(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `convert`, in another thread if it has many bytes (`size`) to convert."""
+    """Call `convert`, which converts `size` bytes. If these are many, call it in another thread."""
     return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
 
@@ -140,7 +140,7 @@ class ModelTensor:
         return array.reshape(shape)
 
     def _flat(self, data: Sequence[Any]) -> Sequence[Any]:
-        """Return the numbers of possibly nested lists, after a check of their kind."""
+        """Return the elements of possibly nested lists. Check that all elements have the kind of the input."""
         flat: Sequence[Any] = np.array(data, object).ravel().tolist() if data and type(data[0]) is list else data
         if self.datatype == "BF16" and flat:
             raise InvalidArgument(f"input {self.name!r} is BF16, which JSON has not: send it as binary data")
@@ -151,7 +151,7 @@ class ModelTensor:
         return flat
 
     def _strings_in(self, data: bytes | memoryview, count: int) -> Array:
-        """Return the `count` strings in a buffer, in which each follows its length."""
+        """Return the `count` strings in a buffer. In the buffer, each string follows its length."""
         found, at, most = np.empty(count, object), 0, len(data)
         for i in range(count):
             start = at + _LENGTH.size

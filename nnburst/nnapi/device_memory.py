@@ -140,8 +140,8 @@ class MemoryDesc:
         """Return a new memory for the roles.
 
         If all compilations are for one device, the device allocates the memory. Otherwise, or if the device refuses,
-        it is shared memory, which is possible if all dimensions are known and each compilation was made with a
-        `Service`, not with devices.
+        the memory is shared memory. This is possible if all dimensions are known and each compilation was made with
+        a `Service`, not with devices.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
@@ -199,7 +199,7 @@ class DeviceMemory(OneProcess, Closing):
         buffer: The device's buffer; None if shared memory replaces it.
         memory: The shared memory, or None.
         initialised: True if the contents are defined.
-        dimensions: Dimensions of the contents; 0 or () if unknown.
+        dimensions: Dimensions of the contents; 0 for an unknown dimension, () for an unknown rank or a scalar.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:

@@ -155,7 +155,8 @@ class Execution(BoundRequest, Closing):
         """Copy arrays from `checked_inputs` into `inputs`, and change shapes accordingly.
 
         Returns:
-            False if the inputs differ, `reshape` cannot give the shapes, or an abandoned run uses the arrays.
+            False if the names differ from the inputs', `reshape` cannot give the shapes, or an abandoned run uses the
+            arrays.
         """
         return self._wired.keys() == arrays.keys() and self._refill(arrays)
 

@@ -70,8 +70,8 @@ def launch(
     Raises:
         DeviceUnavailable: The process could not serve, or may not use the policy or a CPU. The message contains the
             process's output.
-        InvalidArgument: No device is named, the level is unknown, the file cannot be written, or a limit, policy,
-            priority or CPU is invalid.
+        InvalidArgument: `devices` is empty, the log level is unknown, the log file cannot be written, or a limit,
+            policy, priority or CPU is invalid.
         MissedDeadline: The service did not start in time.
 
     Example:
@@ -163,7 +163,7 @@ def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
 
     Raises:
         DeviceUnavailable: A device is unknown.
-        InvalidArgument: No device is named.
+        InvalidArgument: `devices` is empty.
 
     Example:
         >>> with nnburst.in_process() as service, service.session(model) as session:

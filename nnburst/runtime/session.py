@@ -131,8 +131,8 @@ class Session(OneProcess, Closing):
             Further callers wait.
         polling_window: See `nnapi.Burst`.
         timeout: Default time limit of a run in seconds, including waits for other runs but not preparation; None for no
-            limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, but at most 15 seconds; with
-            None, 2 seconds.
+            limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, but at most 15 seconds; if
+            `timeout` is None, 2 seconds.
         open_timeout: Time limit in seconds for opening the session (with the start of its own service), for `bind`, and
             for preparing a run, such as opening a burst or allocating arrays. If None, the limit is `timeout`, but
             at least a second for preparing a run, and at least a minute for the rest. If both are None, there is no
@@ -490,7 +490,7 @@ class Session(OneProcess, Closing):
         return self._pool.restarts
 
     def reopen(self) -> None:
-        """Restart a dead service before the next run. Do nothing if the service runs.
+        """Restart a dead service now, not only at the next run. Do nothing if the service runs.
 
         Raises:
             DeadObject: The restart failed, or the session was not opened with ``on_death="restart"``.

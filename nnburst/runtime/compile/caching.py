@@ -35,7 +35,7 @@ class CacheReport(Struct, frozen=True):
         outcome: ``HIT``, ``SAVED``, ``NOT_SAVED``, ``REJECTED`` (existing files were not accepted, and the compiled
             model was not saved) or ``DISABLED`` (not requested, or the device does not cache).
         reason: The outcome in detail.
-        rejected: Reason why existing files were not accepted; None if they were, or there were no files.
+        rejected: Reason why existing files were not accepted; None if they were accepted, or did not exist.
         nbytes: Bytes of the files that were read or written.
         lookup_ms: Duration of the look-up in milliseconds.
         compile_ms: Duration of the compilation, including the save; 0 after a hit.

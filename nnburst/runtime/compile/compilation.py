@@ -378,7 +378,7 @@ class Compilation(OneProcess, Closing):
 
         Raises:
             BadState: The compilation is not finished, or failed.
-            InvalidArgument: An argument's type has no NumPy type.
+            InvalidArgument: NumPy has no equivalent of an argument's type.
         """
         return self._nodes[0]
 

@@ -245,7 +245,7 @@ def _open(path: str, directory: str | None) -> Memory:
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:
-    """Attach the files to the model. Make each constant reference as long as its whole file."""
+    """Attach mapped files to a model. The location of each constant in a file becomes the whole file."""
     operands = tuple(
         replace(operand, location=DataLocation(index, 0, pools[index].size))
         if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (index := operand.location.pool_index) < len(pools)

@@ -118,7 +118,7 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
 
 
 class _Rest:
-    """The remaining inputs of the caller's iterator. If the iterator fails, they end, and `error` is set."""
+    """The remaining inputs of the caller's iterator. An error of the iterator is kept in `error`."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None

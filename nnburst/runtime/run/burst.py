@@ -122,7 +122,7 @@ class Burst(OneProcess, Closing):
                 that has the argument's dtype and shape: ``ring.array("uint8", (480, 640, 3), offset)``. Or give a
                 `Memory`: the argument is at the beginning of the memory; an image is used whole. Keep the memory open
                 until the first run. The service maps the memory until the last execution with this memory is closed.
-            steps: Number of times that a run calls the model. Arrays of inputs and outputs have this leading dimension,
+            steps: Number of times that a run calls the model. This number is the first dimension of inputs and outputs,
                 and a state passes from step to step. `shapes` are those of one step. If a step fails, the error names
                 the step, and the state is as before the run. The timeout applies to the whole run, and is checked
                 between steps.

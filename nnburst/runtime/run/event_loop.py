@@ -5,7 +5,7 @@ limited time in each iteration of the loop, so that other tasks run. After polli
 answer.
 
 If the service has not begun a cancelled run, the run is withdrawn. Otherwise the run's arrays are in use until its
-answer. A thread (one per open burst) waits for the answer: the loop may end first.
+answer. A thread (one per open burst) waits for the answer, because the loop may end before the run.
 """
 
 from __future__ import annotations

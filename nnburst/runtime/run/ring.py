@@ -24,7 +24,7 @@ LASTING = (MissedDeadline, DeadObject, BadState)
 
 
 class Ring:
-    """A ring of executions on one burst, of which several can be in flight. Answers come in the order of starts.
+    """A ring of executions on one burst. Several can be in flight. Answers come in the order of the executions' starts.
 
     Only one thread at a time may use a ring. Dropping the ring ends it.
 

@@ -195,7 +195,7 @@ class Runs:
         return execution
 
     def enlarge(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
-        """Replace a permit's execution by one with enough memory for the outputs, and the same inputs."""
+        """Replace a permit's execution by one that has enough memory for the outputs, and copy the inputs to it."""
         arguments = small._arguments
         for name, nbytes in arguments.needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
