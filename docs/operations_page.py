@@ -101,8 +101,8 @@ model = b.build()
 ## The table
 
 An entry begins with the operation's name, its number, the first version of NNAPI's HAL with this operation, and the
-types of T. `F16:1.2` means float16 from version 1.2 on. The method of `ModelBuilder` has the operation's name in small
-letters, but IF and WHILE are `branch` and `loop`. `[zero]` means that inputs can have a dimension of size 0. `[onnx]`
+types of T. `F16:1.2` means float16 from version 1.2 on. The method of `ModelBuilder` has the operation's name in lower
+case, but IF and WHILE are `branch` and `loop`. `[zero]` means that inputs can have a dimension of size 0. `[onnx]`
 means that `nnburst-onnxruntime` runs the operation ([limits](devices.md#nnapis-operations-on-onnx-runtime)).
 `nnburst-reference` runs all operations.
 
@@ -110,16 +110,24 @@ An indented line has the inputs and outputs of the operations above the line. Wi
 `x?` is an optional operand, `x+` is one operand or more, `x*` any number. `(a | b)` is `a` or `b`. `stride_{w,h}:i32`
 is short for `stride_w:i32 stride_h:i32`.
 
-- `F32`, `F16`, `I32`, `B8`: tensors of float32, float16, int32, bool. `f32`, `f16`, `i32`, `bool`: scalars.
-- `Q8`, `Q8S`: tensors of unsigned and of signed bytes, with scale and zero point.
-- `Q8Y`: a tensor of signed bytes with one scale; `Q8C`: with one scale for each channel.
-- `Q16S`, `Q16A`: tensors of int16 with a scale, and of uint16 with scale and zero point.
-- `fx`: `f16` if T is F16, else `f32`.
-- `W`, a filter: T; also Q8C if T is quantised. `B`, a bias: I32 if T is quantised, else T.
-- `box`: Q16A if T is quantised, else T. `anchor`: Q16S if T is quantised, else T. `delta`: Q8 or Q8S if T is Q16A,
-  else T.
-- `fill`: i32 if T is quantised, else the scalar of T. `filled`: a tensor of T. `cast`: F32, F16, I32 or Q8.
-- `sub`: a subgraph. `any`: each type.
+| type | meaning |
+|---|---|
+| `F32`, `F16`, `I32`, `B8` | tensors of float32, float16, int32, bool |
+| `f32`, `f16`, `i32`, `bool` | scalars |
+| `Q8`, `Q8S` | tensors of unsigned and of signed bytes, with scale and zero point |
+| `Q8Y`, `Q8C` | tensors of signed bytes with one scale, and with one scale for each channel |
+| `Q16S`, `Q16A` | tensors of int16 with a scale, and of uint16 with scale and zero point |
+| `fx` | `f16` if T is F16, else `f32` |
+| `W` (filter) | T; also Q8C if T is quantised |
+| `B` (bias) | I32 if T is quantised, else T |
+| `box` | Q16A if T is quantised, else T |
+| `anchor` | Q16S if T is quantised, else T |
+| `delta` | Q8 or Q8S if T is Q16A, else T |
+| `fill` | i32 if T is quantised, else the scalar of T |
+| `filled` | a tensor of T |
+| `cast` | F32, F16, I32 or Q8 |
+| `sub` | a subgraph |
+| `any` | each type |
 
 ```text
 """

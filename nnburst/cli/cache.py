@@ -38,7 +38,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 def cache(context: click.Context, directory: Path | None) -> None:
     """Show and remove compiled models that are cached in files.
 
-    The service of a program that needs a removed entry compiles the model again.
+    If a program needs a removed entry, its service compiles the model again.
     """
     from ..cache.directory import Cache
 

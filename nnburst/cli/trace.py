@@ -29,7 +29,7 @@ def trace(output: Path, command: tuple[str, ...]) -> None:
     nnburst trace -o trace.json python program.py
     # then open trace.json at https://ui.perfetto.dev
 
-    The trace keeps the last 65,536 runs of each burst. The exit status is that of COMMAND.
+    The trace keeps the last 65,536 runs of each burst. Exits with the status of COMMAND.
     """
     from ..watch.trace import FILE_VARIABLE, adopt, begin
 

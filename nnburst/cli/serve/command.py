@@ -101,7 +101,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait for a batch, such as 1ms.")
 @click.option("--allow-uid", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
-@click.option("--quota", multiple=True, metavar="KEY=N", help="Limit each connection (KEY) or user (user.KEY).")
+@click.option("--quota", multiple=True, metavar="KEY=N", help="Quota of each connection (KEY) or user (user.KEY).")
 @click.option(
     "--max-run", type=Seconds(0, 1e6, min_open=True), help="End a run that takes longer than S seconds [default: none]."
 )
@@ -109,7 +109,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
     "--max-compile", type=Seconds(0, 1e6, min_open=True), default=600.0, show_default=True,
     help="End a process that compiles a client's model for longer than S seconds.",
 )  # fmt: skip
-@click.option("--idle-exit", type=Seconds(0, 1e6, min_open=True), help="End after S seconds without a client.")
+@click.option("--idle-exit", type=Seconds(0, 1e6, min_open=True), help="Stop after S seconds without a client.")
 @click.option(
     "--metrics", metavar="[HOST:]PORT|unix:PATH",
     help="Serve Prometheus metrics at this address (PORT alone: on loopback); needs nnburst[metrics].",
