@@ -109,7 +109,7 @@ static int rest_is_packets(nnb_channel *ch, uint64_t n, uint64_t datums)
     return 1;
 }
 
-/* Copies the packet at the head of the ring. `bytes`: in the ring. Each byte is read from shared memory once. */
+/* Copies the packet at the head of the ring, which has `bytes`. Each byte is read from shared memory once. */
 static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
 {
     nnb_mq *q = ch->mq;

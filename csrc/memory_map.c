@@ -195,7 +195,7 @@ static int absorb_all(void)
             address -= m.granule;
             if (is_gone(address))
                 found |= lay_zeros(&guards[i], &m, address);
-            /* A truncated file has lost all pages up to its end, except where zeros were mapped before. */
+            /* A truncated file lacks its last pages, so stop at an existing page, unless zeros were mapped there before. */
             else if (!nnb_load_relaxed(&guards[i].faults))
                 break;
         }

@@ -88,7 +88,7 @@ static int check_grantors(const nnb_grantor *g, uint32_t n, uint32_t n_fds, uint
     return g[NNB_GRANTOR_DATA].extent % quantum ? -EINVAL : 0;
 }
 
-/* Returns 1 for six words just after W, on the cache line of W. Other grantors here belong to unknown programs. */
+/* Returns 1 for six words just after W, on the cache line of W. Another grantor here belongs to an unknown program. */
 static int is_stamp(const nnb_grantor *stamp, const nnb_grantor *w)
 {
     return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == NNB_STAMP_BYTES &&

@@ -143,8 +143,8 @@ void nnb_batcher_free(nnb_batcher *b, uint64_t now)
     count_expected(b);
 }
 
-/* Returns 1 if more than a third of the expected requests are ready, and at least two, if two are expected. The others
- * gather during the run, so that workers and clients do not wait for each other. */
+/* Returns 1 if a run is full, or if more than a third of the expected requests are ready (at least two, if two are
+ * expected). The others gather during the run, so that workers and clients do not wait for each other. */
 static int has_enough(const nnb_batcher *b)
 {
     return b->n_ready >= b->most || (3 * b->n_ready > b->n_expected && (b->n_ready > 1 || b->n_expected < 2));
