@@ -44,7 +44,7 @@ BATCHES = ("--device", "nnburst-onnxruntime:threads=1", "--batch", "32", "--batc
 
 @dataclass(frozen=True)
 class Rows:
-    """The results of a number of clients together: runs per second, and the seconds of each run."""
+    """Results of several clients together: runs per second, and percentiles of the seconds of a run."""
 
     rate: float
     p50: float

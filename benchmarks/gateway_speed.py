@@ -1,4 +1,4 @@
-"""Measure the cost of the gateway: gRPC inference against a gRPC echo, and images in shared memory against bytes.
+"""Measure the cost of the gateway: gRPC inference against a gRPC echo, and shared memory against bytes.
 
 ``python benchmarks/gateway_speed.py [--seconds S]`` starts a shared service with its gateway, and an echo:
 a ``grpc.aio`` server with the same stubs, which answers an empty request with an empty response, and any other with a

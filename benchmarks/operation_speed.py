@@ -1,8 +1,8 @@
 """Compare each operation of a MobileNet on the reference device with the same operation in ONNX Runtime.
 
 ``python benchmarks/operation_speed.py [--size 128] [--rounds 15] [--markdown FILE]`` makes a model of each distinct
-layer of MobileNet v1 (width 1), in float32 and in 8 bits per element, and the same layer for ONNX Runtime; both run it
-on one thread, in turns. Quantised filters are per tensor; ONNX Runtime gets QLinearConv and its relatives.
+layer of MobileNet v1 (width 1), in float32 and in 8 bits per element, and the same layer for ONNX Runtime. Both run it
+on one thread, in turns. Quantised filters have one scale. ONNX Runtime gets QLinearConv and similar operators.
 """
 
 from __future__ import annotations

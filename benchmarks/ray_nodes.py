@@ -1,4 +1,4 @@
-"""Measure how a rolling update on two Ray nodes, in token mode, affects requests.
+"""Measure how a rolling update on two Ray nodes with token authentication affects requests.
 
 ``python benchmarks/ray_nodes.py [--clients N]`` needs ``nnburst[ray,onnx]``, Ray 2.52 or later. Two nodes on this
 machine have one replica each of a model, which another model replaces under load. Exits with 1 if a request is lost,

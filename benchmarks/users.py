@@ -147,7 +147,7 @@ def loops(address: str, end: Connection) -> None:
 
 
 def crashes(address: str, end: Connection) -> None:
-    """Kill the worker after each first run, like a model that crashes its runtime."""
+    """Open a session, run, kill the worker and run again, repeatedly, like a model that crashes its runtime."""
     end.send(None)
     x = {"x": np.zeros((_WORK // 8, _WORK), np.float32)}
     while True:

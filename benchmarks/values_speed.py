@@ -1,8 +1,8 @@
 """Measure strings and maps passed through a service, against `InferenceSession.run` in this process.
 
-``python benchmarks/values_speed.py [--rounds 200]`` runs two classifiers as scikit-learn exports them, in turns: one of
-numbers that answers with a string and a map for each row (ZipMap), and one of a table with a column of strings. Before
-anything is timed, the answers of both sides are compared. One thread of ONNX Runtime on each side.
+``python benchmarks/values_speed.py [--rounds 200]`` runs two classifiers as scikit-learn exports them, in turns. One
+gets numbers, and answers with a string and a map for each row (ZipMap). The other gets a table with a string column.
+Before anything is timed, the answers of both sides are compared. Each side has one thread of ONNX Runtime.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the cost of watching for a no-op execution: timing, an attached `nnburst top`, a trace.
+"""Measure how much timing, an attached `nnburst top` and a trace slow down a no-op execution.
 
 Client and service have one CPU each. The cases take turns in short blocks, and ratios compare neighbouring blocks.
 

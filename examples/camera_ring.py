@@ -49,7 +49,7 @@ def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, f
         y, x = row * SIDE // 2 + 8, column * SIDE // 2 + 8
         pixels[y : y + 16, x : x + 16] = 250
         number[0] = 2 * frame + 2
-        if ready.available_to_write or frame == frames - 1:  # a full queue loses the news, but for the last
+        if ready.available_to_write or frame == frames - 1:  # if the queue is full, drop all but the last
             ready.write_blocking(np.array([(slot, frame)], READY), timeout=30)  # wakes the reader
         due += 1 / fps
         time.sleep(max(0.0, due - time.monotonic()))

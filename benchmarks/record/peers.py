@@ -106,8 +106,8 @@ def _spun_socket_server(sock: socket.socket) -> Generator[None, None, None]:
 
 # ---- a word of shared memory that both sides look at: 32 bytes behind a number, each way
 #
-# What Python can do by hand, and no way to call anybody: nothing is checked, nobody is woken or noticed when dead, and
-# the number and the bytes arrive in order only on processors that keep stores in order (x86).
+# A lower bound, which no program should use: nothing is checked, no process is woken, no death is noticed, and number
+# and bytes arrive in order only on processors that keep stores in order (x86).
 
 _THERE, _BACK = slice(8, 8 + len(MESSAGE)), slice(72, 72 + len(MESSAGE))  # behind word 0 and word 8, on a line each
 

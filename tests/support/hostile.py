@@ -152,7 +152,7 @@ class Descriptors:
         make = self.kinds[self.dice.choice(kinds)]
         try:
             return make()
-        except OSError:  # a kind that this system does not have
+        except OSError:  # this system lacks the kind
             return os.open(os.devnull, os.O_RDWR)
 
     def forget(self, fds: list[int]) -> None:

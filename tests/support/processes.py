@@ -227,14 +227,14 @@ def workers_of(broker: int) -> set[int]:
     for pid in descendants(broker):
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):  # it has just closed that one
+                with contextlib.suppress(OSError):  # the process has closed the descriptor
                     found |= {pid} if "nnburst-watch" in os.readlink(entry) else set()
     return found
 
 
 def beside(broker: int) -> set[int]:
     """Return the processes of a shared service other than its workers: gateways and metrics servers."""
-    neither = command_of(broker), b""  # one that has not come to run its own program, or has ended
+    neither = command_of(broker), b""  # children that have not started their program, or have ended
     commands = {pid: command_of(pid) for pid in children(broker)}
     return {pid for pid, said in commands.items() if said not in neither and b"nnburst.service." not in said}
 

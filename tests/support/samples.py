@@ -180,7 +180,7 @@ def _rng() -> np.random.Generator:
 
 
 def conv_float() -> Sample:
-    """CONV_2D VALID with RELU, then SOFTMAX. The constants are small enough to be copied."""
+    """CONV_2D with VALID padding and RELU, then SOFTMAX. The constants are small enough to be copied."""
     x = _rng().normal(size=(1, 3, 3, 2)).astype(np.float32)
     w = _rng().normal(size=(2, 2, 2, 2)).astype(np.float32)
     bias = np.array([0.5, -0.25], np.float32)
@@ -303,7 +303,7 @@ def int_arithmetic() -> Sample:
 
 
 def average_and_l2() -> Sample:
-    """AVERAGE_POOL_2D SAME, then L2_POOL_2D explicit, in NCHW."""
+    """AVERAGE_POOL_2D with SAME padding, then L2_POOL_2D with explicit padding, in NCHW."""
     x = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
     b = ModelBuilder()
     h = b.average_pool_2d(b.input("x", T.TENSOR_FLOAT32, x.shape), 2, stride=2, padding="same", layout="NCHW")

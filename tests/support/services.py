@@ -184,7 +184,7 @@ class Shared:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=service_environment({**os.environ, **own, **env}),  # or it begins again with that
+                env=service_environment({**os.environ, **own, **env}),  # else `serve` would restart its process
                 **more,
             )
         try:

@@ -29,7 +29,7 @@ _MOST_SAMPLES = 1000
 
 
 class Cpus(NamedTuple):
-    """The CPUs of the client and of the servers, which are equal if there is only one."""
+    """The CPU of the client and the CPU of the servers. If this process may use only one CPU, both are equal."""
 
     client: int
     server: int
