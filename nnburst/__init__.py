@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _core, errors  # noqa: F401 (the core first: its error says if the tree is not built)
-from ._core import leaving as _leaving  # noqa: F401 (here: before other threads import parts)
+from . import _core, errors  # noqa: F401 (the core comes first: its error says that the tree is not built)
+from ._core import leaving as _leaving  # noqa: F401 (imported here, before other threads import parts)
 from ._lazy import attach
 from ._version import VERSION as __version__
 from .model.pools import provide_pools

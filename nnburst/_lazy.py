@@ -31,7 +31,7 @@ def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]],
         if owners[name] == ".":
             return import_module("." + name, room)
         folder = owners[name].rpartition(".")[0]
-        if folder.strip("."):  # Without it, two threads could deadlock.
+        if folder.strip("."):  # Without this import, two threads could deadlock.
             import_module(folder, room)
         value = getattr(import_module(owners[name], room), name)
         setattr(package, name, value)

@@ -320,7 +320,7 @@ class IOBinding:
             if self._bound is None or self._bound[0] != bound:
                 arrays = {name: value.numpy() for name, value in bound.items() if value is not None}
                 self._bound = bound, self._session._session.bind(memory=arrays)
-            with suppress(OutputInsufficientSize):  # for an unbound output of unknown shape
+            with suppress(OutputInsufficientSize):  # raised for an unbound output of unknown shape
                 self._bound[1].run()
                 self._results = [value for value in self._outputs.values() if value is not None]
                 return
@@ -547,7 +547,7 @@ def install() -> None:
         return
     real, spec = sys.modules.get("onnxruntime"), find_spec("onnxruntime")
     stand_in = ModuleType("onnxruntime", __doc__)
-    # Keeps `find_spec` and `__path__` of the real package: users check for it, and import `onnxruntime.transformers`.
+    # The module has the spec and path of the real package: users look for both, and import `onnxruntime.transformers`.
     vars(stand_in).update(globals(), __name__="onnxruntime", __spec__=spec or __spec__)
     stand_in.__path__ = (spec and spec.submodule_search_locations) or []
     if real is not None:

@@ -36,7 +36,7 @@ from .regions import Regions
 from .tensors import PIECE, convert_aside, text_size, to_wire
 
 _log = logging.getLogger(__name__)
-logging.getLogger("grpc._cython.cygrpc").addFilter(  # clients that leave before their answer, or send what is no text
+logging.getLogger("grpc._cython.cygrpc").addFilter(  # grpcio logs clients that leave early or send invalid text
     lambda record: not record.getMessage().startswith(("ExecuteBatchError", "Invalid encoding"))
 )
 _MOST_BYTES = 256 << 20

@@ -152,7 +152,7 @@ async def listen(
         ends_oldest=ends_oldest,
         access_log=access,
         access_log_class=_AccessLogger,
-        auto_decompress=False,  # the handlers inflate and count
+        auto_decompress=False,  # the handlers inflate bodies and count the bytes
         keepalive_timeout=idle,
         logger=_log,
         shutdown_timeout=FAREWELL_S,

@@ -211,7 +211,7 @@ class Models:
         (name, version, priority), (full, digest) = key, source
         counts = self._counts.setdefault((name, version), ModelCounts())
 
-        def make() -> OpenedModel:  # sustained speed: batches with other requests, if the operator allows it
+        def make() -> OpenedModel:  # ``sustained_speed`` allows batches of several requests
             session = service.session(full, priority=priority, preference="sustained_speed", on_death="restart")
             return OpenedModel(version, digest, session, counts)
 

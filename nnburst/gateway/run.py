@@ -141,7 +141,7 @@ def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=Served)
     begin_log("nnburst gateway", options.log_level, options.log_format)
     if options.metrics is not None:
-        with contextlib.suppress(OSError):  # not the service's real-time policy
+        with contextlib.suppress(OSError):  # the service's real-time policy is not for metrics
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.umask(0o077)  # only this user can connect to Unix sockets
     try:

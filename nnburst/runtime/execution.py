@@ -108,7 +108,7 @@ class Execution(BoundRequest, Closing):
         self._hold(burst.controller, requests)
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
         self.timeout = timeout
-        if pool is not None:  # never repeats a run with a state
+        if pool is not None:  # a run with a state is never repeated
             self._restarts, self._retries = pool.options.restarts, 0 if arguments.states.all else pool.options.retry
 
     @property
@@ -201,16 +201,16 @@ class Execution(BoundRequest, Closing):
         if not isinstance(shapes, Mapping):
             raise InvalidArgument(f"shapes is a dict by name, not {type(shapes).__name__}")
         sizes, result = self._arguments.solved(shapes), None
-        with contextlib.suppress(BadState, GeneralFailure):  # no run yet, or impossible shapes
+        with contextlib.suppress(BadState, GeneralFailure):  # there was no run, or its shapes are impossible
             result = self.result
         self._reshape(sizes)
-        if result is not None:  # keeps the result, with its run's shapes
+        if result is not None:  # the result keeps the shapes of its run
             self._set_aside(result)
 
     def _set_aside(self, result: ExecutionResult | None) -> None:
         """Replace the result of the last run; None to remove it."""
         self._elsewhere = self._of_other_shapes = result
-        lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # keeps the turn
+        lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # does not swap states
 
     def _reshape(self, sizes: Sizes) -> None:
         arguments = self._arguments
@@ -262,7 +262,7 @@ class Execution(BoundRequest, Closing):
         """
         states, told = self._living_states(), {}
         if states.grown:
-            with contextlib.suppress(BadState):  # no run since the state was set
+            with contextlib.suppress(BadState):  # there was no run since the state was set
                 if (status := self.result[0]) is not ErrorStatus.NONE:
                     raise InvalidArgument(f"the last run ended with {status.name}; set the state with reset_state()")
                 rows = zip(self.compilation.outputs, self.output_shapes, strict=False)
@@ -338,7 +338,7 @@ class Execution(BoundRequest, Closing):
         """
         begin = time.monotonic_ns()
         moved = self._setting_up().call(self._move, number)
-        if moved == -errno.EAGAIN:  # waits for an abandoned run on the same burst
+        if moved == -errno.EAGAIN:  # an abandoned run on the same burst must end first
             if deadline.left() == 0:
                 within = in_time(self._allowed)
                 raise MissedDeadline(f"not started {within}: the run before, which was given up, has not ended")
@@ -357,7 +357,7 @@ class Execution(BoundRequest, Closing):
         if burst.compilation is not self.compilation:
             self._living_states()
         with self._lock:
-            if self.pointer is not pointer:  # moved by another thread
+            if self.pointer is not pointer:  # another thread has moved the execution
                 return 0
             left = lib.nnb_execution_leave(pointer)
             if left == 0:

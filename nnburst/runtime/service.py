@@ -147,7 +147,7 @@ class Service(OneProcess, Closing):
         dead, fresh = self._backend, self._again()
         self._take(fresh)
         dead.close()
-        if self._closed:  # by another thread
+        if self._closed:  # another thread has closed the service
             fresh.close()
             self._check_open()
 
@@ -275,7 +275,7 @@ def child(
     def start() -> ServiceConnection:
         nonlocal begun
         lived, begun = time.monotonic() - begun, 0.0
-        if lived <= LONGEST:  # else this is no crash loop
+        if lived <= LONGEST:  # a service that lived longer is in no crash loop
             backoff.begin_pause(lived)
         _wait(backoff.left)
         try:

@@ -23,7 +23,7 @@ _ONNX, _FUNCTIONS = "nnburst-onnxruntime", "nnburst-function"
 
 def is_torch_module(model: object) -> bool:
     """Return True for a ``torch.nn.Module``."""
-    modules = sys.modules.get("torch.nn")  # the program of a module has imported torch
+    modules = sys.modules.get("torch.nn")  # a program that has a torch module has imported torch
     return modules is not None and isinstance(model, modules.Module)
 
 
@@ -96,7 +96,7 @@ class _ModuleFunction:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._module.eval()  # only the copy in the service
+        self._module.eval()  # changes only the copy in the service
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         import torch

@@ -296,7 +296,7 @@ class Arguments:
             fits = not buffer.offset and (whole is None or length == memory.image.tight_size)
         if not fits:
             raise InvalidArgument(f"{node.name!r} of shape {whole} takes {length} bytes of {memory!r}")
-        length = length if memory.image is None else 0  # the whole image
+        length = length if memory.image is None else 0  # 0 means the whole image
         dimensions = shape if node.is_open and shape else ()
         return Argument(memories=(memory,), offset=buffer.offset, length=length, dimensions=dimensions)
 
@@ -329,7 +329,7 @@ class Arguments:
         if buffer is not None:
             if buffer.shape is not None:
                 return buffer.view
-            with contextlib.suppress(InvalidArgument, GeneralFailure):  # may be unreadable
+            with contextlib.suppress(InvalidArgument, GeneralFailure):  # the memory may be unreadable
                 memory = buffer.memory
                 return memory.array(np.uint8, (buffer.nbytes,)) if whole is None else memory.array(node.dtype, whole)
             return None

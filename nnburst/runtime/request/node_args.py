@@ -128,7 +128,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         if self.holds:
             bytes_of = self.encode(value)
             room = np.zeros(1 << max(_LEAST_ROOM, (bytes_of.size - 1).bit_length()), np.uint8)
-            room[: bytes_of.size] = bytes_of  # few distinct sizes need few executions
+            room[: bytes_of.size] = bytes_of  # powers of two: each size needs an execution
             return room.view(Encoded)
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")

@@ -171,7 +171,7 @@ def make_states(
                         [BufferRole(0, i)],
                     )
                 )
-                made[-1].timeout = None  # callers set their own limit
+                made[-1].timeout = None  # the callers of `copy_from` and `copy_to` set a limit
             fixed = node if target in grow else replace(node, shape=shapes[target])
             states[target] = State(source, fixed, shapes[target], (made[-2], made[-1]), target in grow)
     except BaseException:

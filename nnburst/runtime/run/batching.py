@@ -257,7 +257,7 @@ class _Batches:
             part = {name: view[at : at + row] for name, view in execution.inputs.items()}
             at += row
             if isinstance(error, LASTING):
-                yield copy(error)  # gets the input's index
+                yield copy(error)  # a copy for each input, because an index is added
                 continue
             try:
                 yield self._session.run(None, part, self._timeout)

@@ -75,7 +75,7 @@ class BurstPool:
         self._open(compilation, self._bursts)
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
-        self._lock = process_lock()  # no thread waits with this lock
+        self._lock = process_lock()  # no thread waits while it holds this lock
         self.restarts: tuple[Restart, ...] = ()
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._rings: dict[Hashable, Ring] = {}
@@ -91,7 +91,7 @@ class BurstPool:
 
     def _open(self, compilation: Compilation, others: list[Burst]) -> Burst:
         self._check_open()
-        window, timeout = self.options.polling_window, self.options.timeout or None  # 0 would fail
+        window, timeout = self.options.polling_window, self.options.timeout or None  # a loop limit of 0 would fail
         others.append(burst := Burst(compilation, polling_window=window, loop_timeout=timeout))
         try:
             self._check_open()
@@ -140,7 +140,7 @@ class BurstPool:
                 attempt = start_daemon(self._restart, failures, ending, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
         thread, failures = attempt
-        thread.join(Deadline.after().left())  # without a lock that a signal handler could need
+        thread.join(Deadline.after().left())  # without the lock: a signal handler could need it
         if failures:
             failure = f"the service is gone ({ending.reason}) and does not come back: {failures[0]}"
             raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from failures[0]

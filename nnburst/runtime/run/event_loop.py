@@ -106,7 +106,7 @@ async def run(
             raise
     if flight.status == 0:
         return
-    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # needs no reason from the service
+    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # the service need not say why
         execution._conclude(flight.status)
         return
     execution._concluding = True

@@ -31,7 +31,7 @@ def submit(execution: E) -> Future[E]:
     deadline = Deadline.after(execution._allowed)
     while (flight := execution._start()).status == -errno.EBUSY:  # another thread uses this burst
         if execution._again(errno.EBUSY, deadline) is None:
-            break  # no other burst
+            break  # there is no other burst
     flights = execution.controller.flights
     try:
         attend_to(flights, flight)
@@ -53,7 +53,7 @@ def submit(execution: E) -> Future[E]:
             future.set_result(execution)
 
     def expire() -> None:
-        if not flights.give_up(flight) and once.acquire(blocking=False):  # else the run has ended
+        if not flights.give_up(flight) and once.acquire(blocking=False):  # the run has not ended
             future.set_exception(missed)
 
     is_limited = due.at_ns and flight.status is None

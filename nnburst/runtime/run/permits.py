@@ -114,7 +114,7 @@ class Permits:
             self._complete()
             while (left := deadline.left()) != 0:
                 await arrival.wait(min(left or _LONGEST_WAIT, _LONGEST_WAIT))
-                arrival = current_loop().waiter()  # before the check, to miss no permit
+                arrival = current_loop().waiter()  # a permit returned after the check wakes it
                 with contextlib.suppress(IndexError):
                     return self.idle.pop()
                 self._complete()

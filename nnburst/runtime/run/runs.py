@@ -137,7 +137,7 @@ class Runs:
                 execution = await set_up(partial(self._fed, permit, inputs))
             for _ in range(_MOST_RERUNS):
                 if not execution.controller.is_free:
-                    with contextlib.suppress(ResourceExhausted):  # shares the burst
+                    with contextlib.suppress(ResourceExhausted):  # without another burst, runs share this one
                         await set_up(partial(execution._again, errno.EBUSY, deadline))
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
@@ -148,7 +148,7 @@ class Runs:
         finally:
             permit.thread = 0
             abandoned = execution is not None and (execution.is_in_flight or execution._concluding)
-            if not aside and not abandoned:  # else at the end of step or run
+            if not aside and not abandoned:  # otherwise, the end of the step or run returns it
                 give()
 
     def _setting_up(self, limit: float | None) -> Deadline:
