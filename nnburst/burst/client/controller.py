@@ -154,7 +154,7 @@ class ExecutionBurstController(OneProcess, Closing):
         return bound.execute()
 
     def record(self, trace: CData) -> None:
-        """Record each later run in an ``nnb_trace``. Must be called while nothing runs."""
+        """Record each later run in an ``nnb_trace``. Call this only while no execution runs."""
         self._trace = trace
         lib.nnb_client_trace(self.endpoint, trace, 1)
 
@@ -241,7 +241,7 @@ class ExecutionBurstController(OneProcess, Closing):
         return BurstStats(*[*(self._row.pointer.counters[i] for i in _COUNTERS), self._fallbacks])
 
     def latency(self) -> Latency:
-        """Return the latency of the runs."""
+        """Return histograms of the runs' round trips, waits and executions, in nanoseconds."""
         row = row_stats(self._row.pointer)
         assert row is not None
         return Latency(row.round_trip, row.queue_wait, row.execution)

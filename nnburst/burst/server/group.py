@@ -130,7 +130,7 @@ class ListenerGroup:
         return burst
 
     def _take_out(self, plan: int) -> ServerEnd:
-        """Remove a burst that has ended, and return it."""
+        """Remove and return the burst of a plan id, after the burst has ended."""
         with self._lock:
             burst = self._burst_of(plan)
             self._bursts[plan // lib.NNB_BURST_PLANS] = None
@@ -176,7 +176,7 @@ class ListenerGroup:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A client's account of processor time, which all its bursts share, even closed ones."""
+    """The account of one client's processor time. All bursts of the client share it, including closed ones."""
 
     group: ListenerGroup
     number: int
