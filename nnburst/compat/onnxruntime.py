@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
 
 class ExecutionMode(enum.IntEnum):
-    """The order of a model's nodes, which has no effect here."""
+    """Modes for running a model's nodes. The choice has no effect here."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1

@@ -271,7 +271,7 @@ class Models:
         return [(name, version) for name, versions in self._versions.items() for version in versions]
 
     async def is_ready(self) -> bool:
-        """Return True if all models run, except models that the protocol cannot serve."""
+        """Open all models. Return True if none fails to open; models that the protocol cannot serve do not count."""
         try:
             service = await self._connected()
             for name, version in self._there():

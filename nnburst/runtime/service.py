@@ -34,7 +34,7 @@ DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
-"""The installed devices. ONNX Runtime is loaded for the first model that needs it."""
+"""The devices of a service by default, if installed. ONNX Runtime is loaded for the first model that needs it."""
 
 
 _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()

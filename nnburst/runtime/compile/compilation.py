@@ -234,7 +234,7 @@ class Compilation(OneProcess, Closing):
         return answers
 
     def _steps(self, able: _Able) -> list[tuple[Device, Model, tuple[int, ...]]]:
-        """Assign the model to one device. Split the model if no device can run all of it or several devices are faster.
+        """Assign the model to one device, or split it if no device can run all of it or several devices are faster.
 
         Raises:
             GeneralFailure: All devices together cannot run the model.

@@ -332,7 +332,7 @@ class SharedValues(Mapping[str, Any]):
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
-    """Return the length of the longest answer: two datums, one per output, and one per dimension of each output."""
+    """Return the length of the longest answer in datums: 2, plus 1 per output, plus 1 per dimension of each output."""
     ranks = (HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 
@@ -340,7 +340,7 @@ def answer_length(outputs: Sequence[NodeArg]) -> int:
 def channel_lengths(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> tuple[int, int]:
     """Return the lengths in datums of a burst's request channel and result channel.
 
-    The result channel has room for the dimensions of all outputs: answers contain unknown shapes.
+    The result channel has room for the dimensions of all outputs, because answers contain the shapes of outputs.
     """
     arguments = (*inputs, *outputs)
     with_pools = answer_length(arguments) + len(arguments)

@@ -115,13 +115,14 @@ class Burst(OneProcess, Closing):
                 starts with these shapes. A state whose input is named here can change its shape in each run.
             measure: True to fill `Execution.timing`.
             state: ``{output: input}`` for each output that is an input of the next run. The state stays in the
-                device. It has the shape of the input, completed by `shapes`. If `room` names the input, the state has
-                the shape of its first value.
+                device. It has the shape of the input, completed by `shapes`. If `room` names the input, the state
+                begins with the shape of its array in `initial_state`.
             initial_state: Arrays by input name for the first run; default zero.
             memory: Your own memory for inputs and outputs, by name, used without copies. Give a view of shared memory
                 that has the argument's dtype and shape: ``ring.array("uint8", (480, 640, 3), offset)``. Or give a
-                `Memory`: the argument is at the beginning of the memory; an image is used whole. Keep the memory open
-                until the first run. The service maps the memory until the last execution with this memory is closed.
+                `Memory`: the argument is at the beginning of the memory, or is the whole image in a memory for images.
+                Keep the memory open until the first run. The service maps the memory until the last execution with this
+                memory is closed.
             steps: Number of times that a run calls the model. This number is the first dimension of inputs and outputs,
                 and a state passes from step to step. `shapes` are those of one step. If a step fails, the error names
                 the step, and the state is as before the run. The timeout applies to the whole run, and is checked
