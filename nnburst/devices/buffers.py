@@ -147,7 +147,7 @@ def _find_role(
 
 
 class BoundBuffers:
-    """The buffers of one request, kept alive even if their ids are released."""
+    """The buffers of one request. They stay alive even if their ids are released."""
 
     __slots__ = ("_main", "_request", "set")
 

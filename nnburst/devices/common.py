@@ -88,7 +88,7 @@ def one_operation(
     outputs: Sequence[OperandDesc],
     **rest: Any,
 ) -> Model:
-    """Return a model of one operation, whose inputs are first the constants and then the model's inputs.
+    """Return a model of one operation. The operation's inputs are the constants, then the model's inputs.
 
     Args:
         constants: Constant operands; this function sets their number of consumers to 1.

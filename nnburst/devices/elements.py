@@ -1,6 +1,6 @@
 """ONNX element types and their operand types: types of NNAPI, or types of the ONNX extension where NNAPI has none.
 
-An integer of 8 or 16 bits is an NNAPI quantised type of scale 1 and zero point 0, whose real and stored values are
+An integer of 8 or 16 bits is an NNAPI quantised type of scale 1 and zero point 0, so its real and stored values are
 equal. NNAPI has no tensors of rank 0, so a scalar has an NNAPI scalar type, or an extension type with the bit
 `_SCALAR`. An extension type has the number of its ONNX element type.
 """

@@ -1,6 +1,6 @@
 """A device that runs ``.tflite`` files with LiteRT. It needs the extra ``litert``.
 
-A model is one operation of the extension ``org.nnburst.litert``, whose operands are the file, then the inputs. An
+A model is one operation of the extension ``org.nnburst.litert``. Its operands are the file, then the inputs. An
 interpreter stores variables between runs, so each prepared model has its own interpreter, and runs one request at a
 time. A run copies inputs into the interpreter and results out of it, since clients can change shared memory.
 """
@@ -38,7 +38,7 @@ _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _PACKAGE = "ai_edge_litert"
 
 Details = Mapping[str, Mapping[str, Any]]
-"""LiteRT's descriptions of tensors, by name."""
+"""LiteRT's descriptions of tensors, keyed by the tensors' names."""
 
 
 class LitertDevice(LocalDevice):

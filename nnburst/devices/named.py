@@ -107,7 +107,7 @@ class NamedDevice(Device):
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digests of the published models' files, by name."""
+        """The digest of each published model's file, keyed by the model's name."""
         return {name: published.digest for name, published in self._models.copy().items()}
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:

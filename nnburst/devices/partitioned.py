@@ -1,4 +1,4 @@
-"""A model on several devices, whose parts run one after the other behind the interface of one prepared model.
+"""A model whose parts run one after the other on several devices, behind the interface of one prepared model.
 
 Values between parts share one pool, where later values overwrite values that are no longer needed. A burst on the
 whole model opens another burst for each part that runs in another process.
@@ -189,7 +189,7 @@ class PartitionedModel(PreparedModel):
         return made
 
     def combine(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
-        """Combine the results of the parts; the last one may be a failure."""
+        """Combine the results of the parts. The last result may be a failure."""
         main, shapes = self.model.main, dict[int, OutputShape]()
         for part, (_, told, _) in zip(self.parts, results, strict=False):
             shapes |= dict(zip(part.outputs, told, strict=False))

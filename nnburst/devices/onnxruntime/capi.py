@@ -294,7 +294,7 @@ def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor
 
 @cache
 def _no_tensors(element: int) -> OrtValue:
-    """Return an empty sequence of tensors, made by a model because no API function makes one."""
+    """Return an empty sequence of tensors. A model makes it, because no API function can."""
     element_within(element, "a sequence")
     helper, options = import_module("onnx.helper"), SessionOptions()
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(element, None))
@@ -330,7 +330,7 @@ class InferenceSession:
 
 
 class IOBinding:
-    """The bound inputs and outputs of a session, by name. Not for concurrent use."""
+    """The inputs and outputs of a session, each bound to memory under its name. Not for concurrent use."""
 
     def __init__(self, session: InferenceSession) -> None:
         self.handle = _api.own("IoBinding", _api.get("CreateIoBinding", session.handle))

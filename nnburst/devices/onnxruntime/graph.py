@@ -83,9 +83,9 @@ class Graph:
     Attributes:
         session: The `InferenceSession` of `capi` or of the Python module.
         inputs: Inputs without a default.
-        optional: Inputs with a default, by name.
+        optional: Inputs with a default, keyed by name.
         exposed: Names of inputs and outputs to copy around each run; see `exposed_arguments`.
-        keys: By output that returns scores in place of maps: the keys of the maps; see `take_out`.
+        keys: For each output that returns scores in place of maps, the keys of the maps; see `take_out`.
     """
 
     __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "session")
@@ -126,7 +126,7 @@ def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
 
 
 class GraphStore:
-    """The graphs in use, by a digest of their files or by cache entry. Equal models share weights."""
+    """The graphs in use, keyed by a digest of the model's files or by cache entry. Equal models share weights."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

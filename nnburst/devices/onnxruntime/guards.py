@@ -79,7 +79,7 @@ def guard(proto: Any) -> None:
 
 
 def _infer_shapes(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
-    """Infer shapes, by name, from inputs and weights; return no shapes if the inference fails."""
+    """Return the shapes, keyed by name, that follow from inputs and weights; empty if the inference fails."""
     functions = {function.name for function in proto.functions}  # These names count in every domain.
     skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = skeleton.graph

@@ -1,4 +1,4 @@
-"""Import of an ONNX file as a model of one GRAPH operation: the file, its external data, inputs and outputs."""
+"""Import of an ONNX file as a model of one operation GRAPH, which refers to the file and its external data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_FILES = 252
 """Largest number of a model's external files. A message cannot contain more pools."""
 _LONGEST_NAME = 4096
 _MOST_METADATA = 1 << 23
-"""Largest size in bytes of a model's metadata, which one message contains."""
+"""Largest size in bytes of a model's metadata. One message contains all metadata."""
 _NO_VERSION = 2**63 - 1
 """Version that ONNX Runtime reports for a model without one."""
 _OTHERS = {
@@ -197,7 +197,7 @@ def _shape(tensor: Any) -> OpenShape:
 
 
 def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield each tensor in any part of a model, with True for an initializer of the outermost graph."""
+    """Yield each tensor in any part of a model, and True if it is an initializer of the outermost graph."""
     leaf = messages().TensorProto.DESCRIPTOR
     graph, todo = proto.graph, [proto]
     while todo:

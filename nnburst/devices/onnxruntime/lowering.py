@@ -52,7 +52,7 @@ class Lowering:
 
     Attributes:
         reasons: For each operation of the main subgraph, why it cannot be lowered; empty if it can.
-        copies: Private copies of the constants read so far, by operand.
+        copies: Private copies of the constants read so far, keyed by operand.
     """
 
     def __init__(self, model: Model, functions: Mapping[int, Callable[[LoweredCall], None]]) -> None:
@@ -196,7 +196,7 @@ class LoweredCall(OperationView):
         return self._lowering.read(index) if self._operands[index].lifetime in _CONSTANT else None
 
     def require_known(self) -> None:
-        """Raise `GeneralFailure` for unknown dimensions, `InvalidArgument` for inconsistent ones."""
+        """Raise `GeneralFailure` if dimensions are unknown, and `InvalidArgument` if they are inconsistent."""
         for position, index in enumerate(self.operation.inputs):
             operand, dims = self._lowering.operands[index], self._lowering.dims(index)
             if operand.lifetime == Lifetime.NO_VALUE:
@@ -255,7 +255,7 @@ class LoweredCall(OperationView):
         return self.cast(self.stored(name), np.bool_)
 
     def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
-        """Return an input's real values in float32, with axes in the order `axes` if given."""
+        """Return an input's real values in float32. If `axes` is not empty, it is the order of the axes."""
         index, operand, channels = self.index(name, which), self.operand(name, which), self.channel_scales(name)
         info, value = operand_info(operand.type), self.stored(name, which)
         dtype: Any = np.uint8 if self.is_signed(name, which) else info.dtype

@@ -203,7 +203,7 @@ def _pad(c: LoweredCall) -> None:
 
 
 def _check_indices(c: LoweredCall, name: str, size: int) -> str:
-    """Replace negative indices by one that is too large, so that the run fails."""
+    """Replace each negative index by an index that is too large, so that the run fails."""
     indices = c.stored(name)
     negative = c.node("Less", indices, c.array(0, np.int32))
     return c.node("Where", negative, c.array(size, np.int32), indices)

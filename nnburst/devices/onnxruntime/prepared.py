@@ -29,7 +29,7 @@ class Source(Struct, frozen=True):
 
     Attributes:
         files: External files by name, in the order of the operands.
-        copies: Contents of the model's constants, by operand.
+        copies: Contents of the model's constants, keyed by operand.
     """
 
     data: bytes

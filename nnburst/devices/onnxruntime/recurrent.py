@@ -1,4 +1,4 @@
-"""Lowering of recurrent operations. A sequence becomes one ONNX node, a single step several nodes."""
+"""Lowering of recurrent operations. A sequence becomes one ONNX node; a single step becomes several nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GATES = ("in", "forget", "cell", "out")
 _ORDER = ("in", "out", "forget", "cell")
 """Order of an LSTM's gates in ONNX."""
 _KINDS = {0: "Affine", 1: "Relu", 4: "Tanh", 6: "Sigmoid"}
-"""ONNX names of cells' activations, by NNAPI code."""
+"""ONNX names of cells' activations, keyed by NNAPI code."""
 _LIMITS: dict[int, tuple[float, float | None]] = {1: (0, None), 2: (-1, 1), 3: (0, 6)}
 _LAYER_NORM_EPSILON = 1e-8
 
@@ -59,7 +59,7 @@ def _normalise(c: LoweredCall, x: str) -> str:
 
 
 def lstm(c: LoweredCall) -> None:
-    """Lower LSTM, whose first output (scratch space of other implementations) is zeros."""
+    """Lower LSTM. Its first output, which other implementations use as scratch space, is zeros."""
     gates = _GATES if c.given("w_in") else _GATES[1:]
     cell, normalises = c.real("prev_cell"), c.given("n_out")
     bias = [] if normalises else [_join(c, [f"b_{gate}" for gate in gates])]
@@ -92,7 +92,7 @@ def lstm(c: LoweredCall) -> None:
 
 
 def svdf(c: LoweredCall) -> None:
-    """Lower SVDF, whose state is the last results of each filter, oldest first."""
+    """Lower SVDF. Its state is the last results of each filter, oldest first."""
     batch, rank = c.dims("x")[0], c.integer("rank")
     filters, memory = c.dims("w_time")
     newest = c.reshape(_product(c, c.real("x"), c.real("w_feature")), (batch, filters, 1))

@@ -17,7 +17,7 @@ from .library import messages
 
 
 def take_out(proto: Any) -> dict[str, bytes]:
-    """Replace each output that maps labels to scores by an array of scores; return the encoded labels by output.
+    """Replace each output that maps labels to scores by an array of scores; return the encoded labels, keyed by output.
 
     A map with labels of an unexpected type stays unchanged.
     """

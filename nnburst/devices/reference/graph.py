@@ -34,7 +34,7 @@ class PreparedSubgraph(Struct, frozen=True):
 
     Attributes:
         constants: Read-only value of each constant operand.
-        matches: Signature of each operation, with the matched inputs.
+        matches: For each operation, its signature and how its inputs match the signature.
         derived: Arrays that operations made from constants, such as transposed weights.
         referenced: The subgraphs to which operations can refer.
     """

@@ -111,7 +111,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _reach(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return a slice of the image and one of the result, to which the image times filter element `tap` is added."""
+    """Return a slice of the image and one of the result. The first, times filter element `tap`, adds to the second."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

@@ -67,7 +67,7 @@ def normalise(gates: Array, weights: Array, bias: Array, scale: float) -> Array:
 
 
 def _inverse_root(variance: int) -> tuple[int, int]:
-    """Return 1 / sqrt(variance) as multiplier and exponent, with NNAPI's rounding."""
+    """Return 1 / sqrt(variance) as (multiplier, exponent), rounded as in NNAPI."""
     if variance == 1:
         return 2**31 - 1, 0
     shift = 12 - (31 - variance.bit_length()) // 2

@@ -30,7 +30,7 @@ ACTIVATIONS: dict[int, Function] = {
     4: np.tanh,
     6: sigmoid,
 }
-"""Activation functions of recurrent operations, by code."""
+"""Activation functions of recurrent operations, keyed by NNAPI code."""
 
 
 def _activation(call: KernelCall) -> Function:
@@ -144,7 +144,7 @@ def rnn(call: KernelCall) -> None:
 
 
 def lstm(call: KernelCall) -> None:
-    """LSTM, whose first output (scratch space of other implementations) is zeros."""
+    """LSTM: the first output, which other implementations use as scratch space, is zeros."""
     cell = _lstm_cell(call)
 
     def function(i: Inputs) -> Iterable[Array]:
@@ -155,7 +155,7 @@ def lstm(call: KernelCall) -> None:
 
 
 def svdf(call: KernelCall) -> None:
-    """SVDF, whose state is the last results of each filter, oldest first."""
+    """SVDF: the state is the last results of each filter, oldest first."""
     activation, rank = _activation(call), call.integer("rank")
     filters, memory = call.dims("w_time")
 
