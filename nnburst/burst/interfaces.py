@@ -68,7 +68,7 @@ class BurstContext(abc.ABC):
 
     @property
     def pipelined(self) -> bool:
-        """True if several requests may wait in the request channel and the server uses the callback's `bell`."""
+        """True if the server uses the callback's `bell`. Several requests may then wait in the request channel."""
         return False
 
     @abc.abstractmethod

@@ -291,7 +291,7 @@ class Cache:
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
 
     def warn_of(self, reason: CacheReason, why: object = "") -> None:
-        """Warn once of a reason that makes this directory unusable. The warning contains `why`, or else the reason."""
+        """If `reason` makes this directory unusable, log a warning. Each reason is logged once, as `why` if given."""
         if reason in _UNUSABLE:
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)

@@ -111,8 +111,8 @@ class ImageLayout(Struct, frozen=True):
     def shape(self) -> tuple[int, int, int, int]:
         """Dimensions of the NHWC tensor.
 
-        The tensor of an image with several planes has one channel. Its rows have `width` elements each: those of Y,
-        then those of the other planes. If `width` is odd, the tensor has a single row with all elements.
+        The tensor of an image with several planes has one channel. It contains the rows of Y, then the rows of
+        the other planes; each row has `width` elements. If `width` is odd, the tensor has one row with all elements.
         """
         form = format_of(self)
         if len(form.planes) == 1:

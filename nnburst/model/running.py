@@ -74,8 +74,9 @@ def consistent_result(
 ) -> ExecutionResult:
     """Make a result consistent (REQ-MODEL-077).
 
-    OUTPUT_INSUFFICIENT_SIZE without shapes, and NONE with an output that was too small, become GENERAL_FAILURE. Other
-    errors lose their shapes. All errors, and results with contradictory times, lose their times.
+    The status becomes GENERAL_FAILURE if it is OUTPUT_INSUFFICIENT_SIZE without shapes, or NONE (success) although an
+    output was too small. Shapes are removed from any other error. Times are removed from every error, and if they
+    contradict each other.
     """
     status = _sendable(status)
     if status is ErrorStatus.NONE and all(shape.is_sufficient for shape in shapes):

@@ -64,8 +64,9 @@ class Histogram(Struct, frozen=True):
     """Histogram of durations in nanoseconds, with a relative resolution of 1/16.
 
     Attributes:
-        count: Number of events. A timed event counts for all events since the previous timed event.
-        sum_ns: Sum of all durations.
+        count: Number of events. In a fast loop, only some events are timed: the duration of a timed event then stands
+            for all events since the previous timed event.
+        sum_ns: Sum of the durations of all events.
         max_ns: The longest timed duration.
         buckets: (start in ns, number of events) of each bucket with events, ascending.
     """

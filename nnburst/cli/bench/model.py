@@ -39,7 +39,7 @@ def _runner(path: str, threads: int) -> Callable[[Any], Any]:
 
 
 class Contest:
-    """A model with inputs, and the outputs that every way to run the model must give, bit for bit.
+    """A model, inputs, and the expected outputs. Each way to run the model must give equal outputs, bit for bit.
 
     Raises:
         InvalidArgument: A shape is missing, or the model does not accept the inputs.

@@ -131,7 +131,7 @@ class KernelCall(OperationView):
         return self._arrays[self.operation.outputs[which]]
 
     def place(self, which: int, dims: tuple[int, ...]) -> None:
-        """Create an output's array during a run that has found the output's size."""
+        """Create the array of an output whose size becomes known only during the run."""
         self._binding.place(self.operation.outputs[which], dims)
 
     # -- real values ------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Program(Binding):
             limits.deadline_ns = usual_ns
 
     def cancel(self) -> None:
-        """Stop the present run between two operations, also within a loop, and later runs at once; see `Kernel`."""
+        """Stop the present run before its next operation, and every later run before its first. See `Kernel`."""
         self._limits.is_cancelled = True
 
     # -- binding ----------------------------------------------------------------------------------------------

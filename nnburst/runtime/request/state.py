@@ -28,7 +28,7 @@ class State(Struct, frozen=True):
 
     Attributes:
         source: The output.
-        target: The input. If the state does not grow, the input has the shape `shape`, without open dimensions.
+        target: The input. Unless the state grows, the input's shape is `shape`.
         shape: Initial shape.
         buffers: The two device buffers, which runs read alternately (turn 0 and 1).
         grows: True if the shape is known only after each run.

@@ -229,7 +229,7 @@ class _AsyncioLoop:
         return asyncio.sleep(0)
 
     def checkpoint(self) -> None:
-        """Do nothing. In Trio, let other tasks run after a run that did not wait."""
+        """In Trio, let other tasks continue after a run that did not wait. In asyncio, do nothing."""
         return None
 
 

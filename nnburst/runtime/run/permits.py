@@ -135,7 +135,7 @@ class Permits:
                 self.waiting[place](None)
 
     def awaited_in(self, thread: int) -> int:
-        """Return the number of permits that are returned only if the given thread continues."""
+        """Count the permits that only the given thread can give back."""
         return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 
     def forget(self) -> None:
