@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nnburst.cli.bench.command import FILE, finish, how_much, row_options
+from nnburst.cli.bench.command import FILE, finish, rounds_and_seconds, row_options
 from nnburst.cli.bench.report import measure
 from nnburst.cli.bench.rounds import allowed_cpus
 
@@ -28,7 +28,7 @@ def record(
 ) -> None:
     """Measure every row, and compare the ratios with the budget of the design. See docs/benchmarks.md."""
     cases, others = select(all_cases(), only), watch_others(set(allowed_cpus()))
-    conditions, _, results = measure(cases, *how_much(quick, rounds))
+    conditions, _, results = measure(cases, *rounds_and_seconds(quick, rounds))
     report = Record(conditions, cases, results, others=others())
     finish(report, {json_path: report.write_json, markdown_path: report.write_markdown})
 

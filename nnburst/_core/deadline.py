@@ -37,9 +37,9 @@ class Deadline(Struct, frozen=True):
         None means no limit.
         """
         limit, ambient = limit_ns(seconds), _ambient.get()
-        return cls(time.monotonic_ns() + limit if seconds else limit).sooner(ambient) if limit else ambient
+        return cls(time.monotonic_ns() + limit if seconds else limit).earlier(ambient) if limit else ambient
 
-    def sooner(self, other: Deadline) -> Deadline:
+    def earlier(self, other: Deadline) -> Deadline:
         return other if not self.at_ns or 0 < other.at_ns < self.at_ns else self
 
     def left(self) -> float | None:
@@ -53,7 +53,7 @@ class Deadline(Struct, frozen=True):
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function. All its waits end by this deadline, or by an earlier deadline of an enclosing `call`."""
         ambient = _ambient.get()
-        deadline = self.sooner(ambient)
+        deadline = self.earlier(ambient)
         if deadline == ambient:
             return function(*args, **kwargs)
 

@@ -123,10 +123,10 @@ def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     try:
         return call(*args, **kwargs)
     except OSError as error:
-        raise failed(call, error) from error
+        raise as_error(call, error) from error
 
 
-def failed(call: Callable[..., object], error: OSError) -> NNBurstError:
+def as_error(call: Callable[..., object], error: OSError) -> NNBurstError:
     """Return the exception that `system` raises for an `OSError`."""
     number = error.errno or 0
     kind = ResourceExhausted if _ERRORS.get(number) is ResourceExhausted else GeneralFailure
@@ -140,7 +140,7 @@ def is_real(value: object) -> bool:
     return isinstance(value, numbers.Real)
 
 
-def whole(value: object, what: str, unit: str = "") -> int:
+def as_int(value: object, what: str, unit: str = "") -> int:
     """Return a whole number of Python or NumPy as an int. Raises `InvalidArgument` for any other value."""
     try:
         return operator.index(value)  # type: ignore[arg-type]

@@ -22,14 +22,14 @@ from typing import Any, Self
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
 from ._nnburst import ffi, lib
-from .errno import failed, meaning
+from .errno import as_error, meaning
 from .file_system import may_block
 
 _LONGEST_POLL = 1e6
 _cast = partial(ffi.cast, ffi.typeof("void *"))
 
 
-def _owned(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
+def _own(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
     """Yield an object for each descriptor. When the object is dropped, C closes the descriptor."""
     return map(ffi.gc, map(_cast, map(operator.or_, flags, fds)), repeat(lib.nnb_fd_drop))
 
@@ -49,7 +49,7 @@ def close_fds(fds: list[int]) -> None:
     An interrupt neither loses a descriptor nor closes one twice. A separate thread closes descriptors that may block.
     """
     with contextlib.suppress(IndexError):  # Another thread has taken the last one.
-        list(_owned(_flags(fds), iter(partial(fds.pop, 0), None)))
+        list(_own(_flags(fds), iter(partial(fds.pop, 0), None)))
 
 
 class FdSet:
@@ -64,19 +64,19 @@ class FdSet:
     def __init__(self, fds: Iterable[int] = ()) -> None:
         self.closed = False
         given = list(fds)
-        self._owned: list[Any] = list(_owned(_flags(given), given))
+        self._owned: list[Any] = list(_own(_flags(given), given))
 
     @classmethod
-    def made(cls, call: Callable[..., int], *args: Any) -> Self:
+    def create(cls, call: Callable[..., int], *args: Any) -> Self:
         """Call a function that returns a descriptor, and return the descriptor's owner.
 
         An interrupt cannot lose the descriptor. Raises the same errors as `system`.
         """
         fds = cls()
         try:
-            fds._owned.extend(_owned((0,), starmap(call, (args,))))
+            fds._owned.extend(_own((0,), starmap(call, (args,))))
         except OSError as error:
-            raise failed(call, error) from error
+            raise as_error(call, error) from error
         return fds
 
     @classmethod
@@ -91,7 +91,7 @@ class FdSet:
             except (OSError, OverflowError) as error:
                 raise InvalidArgument(f"file descriptor {fd} is not open") from error
         try:
-            copies._owned.extend(_owned(_flags(given), map(os.dup, given)))  # An interrupt cannot divide this step.
+            copies._owned.extend(_own(_flags(given), map(os.dup, given)))  # An interrupt cannot divide this step.
         except OSError as error:
             copies.close()
             raise ResourceExhausted(
@@ -118,7 +118,7 @@ class FdSet:
 
     def add(self, fd: int) -> int:
         """Take ownership of one more descriptor and return it."""
-        self._owned.extend(_owned(_flags((fd,)), (fd,)))
+        self._owned.extend(_own(_flags((fd,)), (fd,)))
         return fd
 
     def disown(self, which: slice) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ def _receive(parcels: list[Any]) -> FdSet:
     return FdSet(parcel.detach() for parcel in parcels)
 
 
-def ready(fds: Iterable[int], seconds: float | None = None, events: int = select.POLLIN) -> set[int]:
+def wait_readable(fds: Iterable[int], seconds: float | None = None, events: int = select.POLLIN) -> set[int]:
     """Wait until a descriptor is readable or its peer has closed. A pidfd is readable when its process has ended.
 
     Args:

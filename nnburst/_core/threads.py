@@ -95,11 +95,11 @@ class JobThread:
         return take_back
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while (job := self._wait_for_job()) is not None:
             job()
             del job  # The job's references must not live until the next job.
 
-    def _next(self) -> Callable[[], None] | None:
+    def _wait_for_job(self) -> Callable[[], None] | None:
         """Wait for the next due job and return it; None after `_LINGER` seconds without a job."""
         end = Deadline.after(_LINGER)
         with self._changed:

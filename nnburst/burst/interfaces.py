@@ -46,7 +46,7 @@ class BurstCallback(abc.ABC):
         """CPUs that the client may run on; by default the calling thread's CPUs."""
         return allowed_cpus()
 
-    def ended(self, reason: str) -> None:
+    def report_end(self, reason: str) -> None:
         """Report that the server has ended the burst. Any thread may call this method, which must not wait."""
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class BurstContext(abc.ABC):
     def forget_plans(self) -> None:
         """Drop all plans, so that repeated requests are bound again. Any thread may call it."""
 
-    def leave(self) -> None:
+    def detach_client(self) -> None:
         """Report that the client no longer waits, so that a run of several steps ends early. Any thread may call it."""
 
     def hang_up(self) -> None:

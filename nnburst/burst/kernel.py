@@ -11,7 +11,7 @@ Kernel = Callable[[], ExecutionResult | None]
 
 The result None means status NONE, without shapes or timing. A kernel may have these attributes:
 
-* ``until(deadline_ns)`` is called instead of the kernel for a run with a deadline, and ends the run at the deadline.
+* ``run_until(deadline_ns)`` is called instead of the kernel for a run with a deadline, at which it ends the run.
 * ``cancel()`` ends the run soon, from any thread and without waiting. The kernel never runs again.
 * ``gate`` is a `BufferSet`. The kernel locks its driver-managed buffers, runs, and commits the buffers. If no buffer
   has moved, a burst may instead lock the buffers in C, run ``gate.current``, and commit the buffers in C.
@@ -26,6 +26,6 @@ A kernel counts its own memory as `WorkingMemory`.
 
 
 def run_until(kernel: Kernel, deadline_ns: int) -> ExecutionResult | None:
-    """Call a kernel, or its method ``until`` for a deadline (CLOCK_MONOTONIC nanoseconds; 0 for no deadline)."""
-    until: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "until", None) if deadline_ns else None
-    return kernel() if until is None else until(deadline_ns)
+    """Call a kernel, or its method ``run_until`` for a deadline (CLOCK_MONOTONIC nanoseconds; 0 for no deadline)."""
+    method: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "run_until", None) if deadline_ns else None
+    return kernel() if method is None else method(deadline_ns)

@@ -235,7 +235,7 @@ def _element(element_type: Any) -> tuple[np.dtype[Any], str]:
     return np.dtype(row.dtype), f"tensor({row.name})"
 
 
-def _at(address: int, element_type: Any, shape: Sequence[int] | None) -> OrtValue:
+def _value_at(address: int, element_type: Any, shape: Sequence[int] | None) -> OrtValue:
     """Return a value at a memory address. The caller must keep the memory allocated."""
     import ctypes
 
@@ -267,7 +267,7 @@ class IOBinding:
     ) -> None:
         """Bind an input to memory at an address."""
         _require_cpu(device_type)
-        self._inputs[name] = _at(buffer_ptr, element_type, shape)
+        self._inputs[name] = _value_at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Bind an input to a value."""
@@ -284,7 +284,7 @@ class IOBinding:
     ) -> None:
         """Bind an output to memory at the address `buffer_ptr`. If this is None, each run makes a new array."""
         _require_cpu(device_type)
-        self._outputs[name] = None if buffer_ptr is None else _at(buffer_ptr, element_type, shape)
+        self._outputs[name] = None if buffer_ptr is None else _value_at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Bind an output to a value."""
@@ -392,7 +392,7 @@ class InferenceSession:
         _check_run(run_options)
         if OrtValue in map(type, input_feed.values()):
             input_feed = {name: getattr(value, "_value", value) for name, value in input_feed.items()}
-        return [_with_texts(output) for output in self._session.run(output_names, input_feed)]
+        return [_decode_strings(output) for output in self._session.run(output_names, input_feed)]
 
     def run_async(
         self,
@@ -439,15 +439,15 @@ class InferenceSession:
 
     def get_inputs(self) -> list[NodeArg]:
         """Return the required inputs."""
-        return _listed(self._session.get_inputs())
+        return _node_args(self._session.get_inputs())
 
     def get_outputs(self) -> list[NodeArg]:
         """Return the outputs."""
-        return _listed(self._session.get_outputs())
+        return _node_args(self._session.get_outputs())
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Return the optional inputs."""
-        return _listed(self._session.get_overridable_initializers())
+        return _node_args(self._session.get_overridable_initializers())
 
     def get_modelmeta(self) -> ModelMetadata:
         """Return the file's metadata, such as ``custom_metadata_map``."""
@@ -499,17 +499,17 @@ def _source(path_or_bytes: Any) -> Any:
     return path_or_bytes
 
 
-def _listed(nodes: Sequence[Any]) -> list[NodeArg]:
+def _node_args(nodes: Sequence[Any]) -> list[NodeArg]:
     def type_of(node: Any) -> str:
         return node.holds or f"tensor({node.bits_of.replace('_', '') or element_of(node.dtype, node.name).name})"
 
     return [NodeArg(node.name, type_of(node), list(node.shape or ())) for node in nodes]
 
 
-def _with_texts(value: Any) -> Any:
+def _decode_strings(value: Any) -> Any:
     """Return a value with strings as Python objects, as in ONNX Runtime's outputs."""
     if isinstance(value, list):
-        return [_with_texts(item) for item in value]
+        return [_decode_strings(item) for item in value]
     return value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind == "T" else value
 
 
@@ -554,19 +554,19 @@ def install() -> None:
         names = {name: [*getattr(module, "__dict__", {}).values()] for name, module in [*sys.modules.items()]}
         users = [name for name, values in names.items() if any(value is real for value in values)]
         warnings.warn(f"onnxruntime was imported before install(), and stays in {users or 'use'}", stacklevel=2)
-    _replaced.update(_taken())
+    _replaced.update(_remove_modules())
     sys.modules.update(dict.fromkeys(_NAMES, stand_in))
 
 
 def uninstall() -> None:
     """Undo `install` for later imports. Idempotent."""
     if _is_installed():
-        _taken()
+        _remove_modules()
         sys.modules.update(_replaced)
         _replaced.clear()
 
 
-def _taken() -> dict[str, ModuleType]:
+def _remove_modules() -> dict[str, ModuleType]:
     """Remove the modules of ONNX Runtime from `sys.modules`, and return them by name."""
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "onnxruntime"}
 

@@ -102,7 +102,7 @@ def allocate_buffer(
             prepared, operand, key = _find_role(tracker, prepared_models, role, place, is_input=is_input)
             if key in roles:
                 raise InvalidArgument(f"{place} is given twice")
-            dimensions = with_role(place, operand, first, dimensions)
+            dimensions = merge_role(place, operand, first, dimensions)
             roles.add(key)
             used.append(prepared)
             first = first or operand
@@ -114,7 +114,7 @@ def allocate_buffer(
     return LocalBuffer(tracker, ManagedBuffer(first, dimensions, frozenset(roles)), used)
 
 
-def with_role(
+def merge_role(
     place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Merge the dimensions of a buffer and of a role's operand. Raises `InvalidArgument` if they conflict."""
@@ -184,7 +184,7 @@ class BoundBuffers:
             )
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
-    def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
+    def written_dimensions(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
         """Return the dimensions of each output that lies in a buffer. `result` is what the kernel returned."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]

@@ -32,7 +32,7 @@ def earlier(one: int, other: int) -> int:
 
 
 @contextlib.contextmanager
-def calling_at(deadline_ns: int, call: Callable[[], object]) -> Iterator[None]:
+def call_at(deadline_ns: int, call: Callable[[], object]) -> Iterator[None]:
     """Call a function in another thread at a deadline, unless the with block ends first.
 
     The call may still happen just after the block.

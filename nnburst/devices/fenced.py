@@ -97,7 +97,7 @@ class LocalFenced(FencedExecution):
         self._duration_ns = duration_ns
         self._launched = time.monotonic_ns()
         self._fences = FdSet.duplicate(fence.fileno() for fence in wait_for)
-        self._cancelled = FdSet.made(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._cancelled = FdSet.create(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._signal = FenceSignal()
         self.fence = self._signal.fence
         self._info: FencedInfo | None = None

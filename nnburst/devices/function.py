@@ -309,9 +309,9 @@ class FunctionDevice(LocalDevice):
         super().__init__()
         self._functions: dict[str, Callable[..., Any] | SentFunction] = {}
         for target in filter(None, call.split("+") if isinstance(call, str) else call):
-            self.offer(_load(target), target)
+            self.add(_load(target), target)
 
-    def offer(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
+    def add(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
         """Add a function. Error messages call the function `target`."""
         name = declaration_of(function).name
         if self._functions.setdefault(name, function) is not function:

@@ -26,7 +26,7 @@ from ..model.dimensions import combine_dimensions
 from ..model.extensions import Extension
 from ..model.operand_types import operand_nbytes
 from ..model.operation_types import operation_name
-from ..model.partition import Part, cut, has_known_size, regions
+from ..model.partition import Part, has_known_size, regions, split_model
 from ..model.performance import operation_cost
 from ..model.running import ExecutionResult, Failure, RunOptions, failure_of, reason_of
 from ..model.types import (
@@ -112,7 +112,7 @@ class PartitionedDevice(Device):
                 operation = model.main.operations[n]
                 able.sort(key=lambda k: operation_cost(model, model.main, operation, capabilities[k]))
             chosen.append(able[0])
-        return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
+        return tuple(Step(self.devices[part.device], part) for part in split_model(model, chosen))
 
     def cost(self, model: Model, steps: Sequence[Step], capabilities: Sequence[Capabilities]) -> float:
         total = 0.0
@@ -284,7 +284,7 @@ class _ThroughBurst:
         self._bound.run()
         return self._bound.result
 
-    def until(self, deadline_ns: int) -> ExecutionResult:
+    def run_until(self, deadline_ns: int) -> ExecutionResult:
         self._bound.timeout = max(0, deadline_ns - time.monotonic_ns()) / 1e9
         try:
             return self()
@@ -302,9 +302,9 @@ class _PartsKernel:
         self._measured, self._tells = measured, tells
 
     def __call__(self) -> ExecutionResult | None:
-        return self.until(0)
+        return self.run_until(0)
 
-    def until(self, deadline_ns: int) -> ExecutionResult | None:
+    def run_until(self, deadline_ns: int) -> ExecutionResult | None:
         """Run the parts, which share a deadline (0 for none)."""
         results: list[ExecutionResult] = []
         for run in self._kernels:

@@ -70,9 +70,9 @@ class Plan:
 
     def __call__(self) -> ExecutionResult | None:
         """Run once. Return None for a success without shapes and timing. Raises the kernel's errors."""
-        return self.until(0)
+        return self.run_until(0)
 
-    def until(self, deadline_ns: int) -> ExecutionResult | None:
+    def run_until(self, deadline_ns: int) -> ExecutionResult | None:
         """Run once. At a deadline (0 for none), stop the kernel if that is possible.
 
         Raises:
@@ -106,7 +106,7 @@ class Plan:
                     kernel = Plan(self._bind, buffers.with_views(), self._options).call
                 gate.keep(kernel)
             result = run_until(kernel, deadline_ns)
-            shapes = () if gate.fixed else buffers.written(result)
+            shapes = () if gate.fixed else buffers.written_dimensions(result)
         except BaseException:
             gate.fail()
             raise

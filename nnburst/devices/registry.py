@@ -28,7 +28,7 @@ _BUILT_IN = {
 """(module, class) by name. A module is imported when its device is first made."""
 
 
-def _installed() -> dict[str, EntryPoint]:
+def _find_installed() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # This import is slow, and built-in devices do not need it.
 
     return {entry.name: entry for entry in entry_points(group=_GROUP)}
@@ -55,7 +55,7 @@ def check_names(devices: Sequence[str]) -> tuple[str, ...]:
 
 def device_names() -> tuple[str, ...]:
     """Return the names that `create_device` accepts, built-in devices first."""
-    return (*_BUILT_IN, *sorted(name for name in _installed() if name not in _BUILT_IN))
+    return (*_BUILT_IN, *sorted(name for name in _find_installed() if name not in _BUILT_IN))
 
 
 def create_device(spec: str) -> Device:
@@ -74,7 +74,7 @@ def create_device(spec: str) -> Device:
         module, attribute = _BUILT_IN[name]
         factory = getattr(import_module(module), attribute)
     else:
-        entry = _installed().get(name)
+        entry = _find_installed().get(name)
         if entry is None:
             raise DeviceUnavailable(f"there is no device {name!r}; there are {', '.join(device_names())}")
         factory = entry.load()

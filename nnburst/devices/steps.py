@@ -111,9 +111,9 @@ class SteppedKernel:
         self._steps = ffi.new("nnb_steps *", {"arguments": self._rows, "lasted_ns": 2**64 - 1, **who, **sizes})
 
     def __call__(self) -> None:
-        self.until(0)
+        self.run_until(0)
 
-    def until(self, deadline_ns: int) -> None:
+    def run_until(self, deadline_ns: int) -> None:
         """Run all steps. After the deadline, stop within a long step if the device can, else before the next step.
 
         Raises:

@@ -268,7 +268,7 @@ class MessageQueue(Closing):
             return None
         if got is not NotImplemented:
             return got
-        array = self._target(count, out)
+        array = self._output_array(count, out)
         rc = lib.nnb_mq_read(self._handle.live(), writable(array), array.size)
         return array if rc == 0 or self._explain(rc, f"read of {array.size} elements") else None
 
@@ -370,7 +370,7 @@ class MessageQueue(Closing):
             MissedDeadline: Not enough data in time; nothing was read.
             InvalidArgument, BadState: See `write_blocking`.
         """
-        array = self._target(count, out)
+        array = self._output_array(count, out)
         bits = (read_notification, write_notification)
         self._blocking(lib.nnb_mq_read_blocking, writable(array), array.size, bits, timeout, event_flag)
         return array
@@ -407,7 +407,7 @@ class MessageQueue(Closing):
             self._explain(-errno.EMSGSIZE, f"write of {data.size} elements")
         return as_elements(data, self.dtype)
 
-    def _target(self, count: int, out: Elements | None) -> Elements:
+    def _output_array(self, count: int, out: Elements | None) -> Elements:
         if out is None:
             if element_count(count) > self.capacity:
                 raise InvalidArgument(f"read of {count} elements exceeds the capacity of {self.capacity}")
@@ -554,7 +554,7 @@ def new_queue(
     seals: int = lib.NNB_SEALS_FIXED_SIZE
     if flavour is Flavour.UNSYNCHRONIZED:
         seals &= ~fcntl.F_SEAL_SEAL  # `MQDescriptor.without_write_access` adds a seal.
-    own = FdSet.made(lib.nnb_memfd_create, b"MessageQueue", size[0], seals)
+    own = FdSet.create(lib.nnb_memfd_create, b"MessageQueue", size[0], seals)
     check(own.fds[0], f"shared memory of {size[0]} bytes for a queue")
     if ring_fd is not None:
         own = FdSet.duplicate((*own.fds, ring_fd))

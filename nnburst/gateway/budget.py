@@ -16,7 +16,7 @@ FAREWELL_S = 0.5
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
 
 
-def patience(size: int) -> float:
+def seconds_for(size: int) -> float:
     """Return the seconds that a client may take to send or receive a number of bytes."""
     return _PATIENCE_S + size / _LEAST_RATE
 

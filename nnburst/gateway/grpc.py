@@ -26,14 +26,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from .._core.tokens import EVERYONE, Tokens
 from .._version import VERSION
 from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
-from ..runtime.spans import below
-from .budget import RETRY_S, Budget, patience
+from ..runtime.spans import use_parent
+from .budget import RETRY_S, Budget, seconds_for
 from .certificate import Certificate
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .listen import note_request, request_id
 from .models import Models, NoSuchModel
 from .regions import Regions
-from .tensors import PIECE, convert_aside, text_size, to_wire
+from .tensors import PIECE, convert_in_thread, text_size, to_wire
 
 _log = logging.getLogger(__name__)
 logging.getLogger("grpc._cython.cygrpc").addFilter(  # grpcio logs clients that leave early or send invalid text
@@ -206,15 +206,15 @@ class Servicer:
             raise InvalidArgument(f"the request cannot be read: {error}") from None
         answer.id = request.id  # even if the request failed
         to_convert = 0 if request.raw_input_contents else len(data)
-        inference = await convert_aside(to_convert, _inference, request, to_convert)
-        with below(lambda: dict(context.invocation_metadata())):
+        inference = await convert_in_thread(to_convert, _inference, request, to_convert)
+        with use_parent(lambda: dict(context.invocation_metadata())):
             version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
         texts = sum(text_size(array) for *_, array in answers)
         size = texts + sum(array.nbytes for (_, place), *_, array in answers if place is None)
         take(size)
-        await convert_aside(texts, _fill, answer, request, version, answers)
+        await convert_in_thread(texts, _fill, answer, request, version, answers)
         task: Any = asyncio.current_task()
-        answering.callback(asyncio.get_running_loop().call_later(patience(size), task.cancel).cancel)
+        answering.callback(asyncio.get_running_loop().call_later(seconds_for(size), task.cancel).cancel)
 
 
 def _fill(answer: Any, request: Any, version: str, answers: Answers) -> None:
@@ -299,7 +299,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
 
         @contextlib.contextmanager
-        def named(context: Any) -> Iterator[None]:
+        def send_request_id(context: Any) -> Iterator[None]:
             context.set_trailing_metadata((("x-request-id", name),))
             status = "CANCELLED"
             try:
@@ -314,14 +314,14 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler.response_streaming:
 
             async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
-                with named(context):
+                with send_request_id(context):
                     async for answer in handler.stream_stream(requests, context):
                         yield answer
 
             return handler._replace(stream_stream=stream)
 
         async def answer(request: Any, context: Any) -> Any:
-            with named(context):
+            with send_request_id(context):
                 return await handler.unary_unary(request, context)
 
         return handler._replace(unary_unary=answer)

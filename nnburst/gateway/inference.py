@@ -19,7 +19,7 @@ from ..errors import (
 from ..model.types import Array, Priority
 from .models import Models, NoSuchModel, OpenedModel
 from .regions import Regions, RegisteredRegion
-from .tensors import bytes_of, convert_aside, text_size, to_wire
+from .tensors import bytes_of, convert_in_thread, text_size, to_wire
 
 CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
     (NoSuchModel, "NOT_FOUND", 404),
@@ -200,7 +200,7 @@ async def infer(
 async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None) -> Answers:
     began = time.monotonic_ns()
     texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
-    arrays, used = await convert_aside(inference.size + texts, _arrays, model, regions, inference.inputs)
+    arrays, used = await convert_in_thread(inference.size + texts, _arrays, model, regions, inference.inputs)
     outputs = model.outputs
     names = [output.name for output in inference.outputs]
     for name in names:  # a repeated output could make the answer huge
@@ -218,10 +218,10 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
         array = values[output.name]
         shape = array.shape
         if output.place is not None:
-            array = await convert_aside(text_size(array), to_wire, array)
-            _put(regions, output.place, array)
+            array = await convert_in_thread(text_size(array), to_wire, array)
+            _write(regions, output.place, array)
         answers.append((output, outputs[output.name].datatype, shape, array))
-    model.counts.spent(began, given, ran, time.monotonic_ns())
+    model.counts.add_times(began, given, ran, time.monotonic_ns())
     return answers
 
 
@@ -249,7 +249,7 @@ def _arrays(
     return arrays, used
 
 
-def _put(regions: Regions, place: RegionPlace, array: Array) -> None:
+def _write(regions: Regions, place: RegionPlace, array: Array) -> None:
     if array.nbytes > place.byte_size:
         raise InvalidArgument(
             f"an output of {array.nbytes} bytes does not fit into {place.byte_size} of region {place.region!r}"

@@ -38,7 +38,7 @@ def triton_metrics(counts: Sequence[tuple[str, str, ModelCounts]]) -> str:
     def add(name: str, kind: str, what: str, rows: Iterable[tuple[dict[str, str], int]]) -> None:
         lines.extend((f"# HELP nv_inference_{name} {what}", f"# TYPE nv_inference_{name} {kind}"))
         for labels, value in rows:
-            listed = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            listed = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
             lines.append(f"nv_inference_{name}{{{listed}}} {value}")
 
     for name, kind, what, value in _METRICS:
@@ -53,7 +53,7 @@ def triton_metrics(counts: Sequence[tuple[str, str, ModelCounts]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

@@ -24,7 +24,7 @@ from ..model.types import Array, Priority
 from ..runtime.open_service import connect
 from ..runtime.service import Service
 from ..runtime.session import Session
-from ..service.client.connection import ServiceConnection, connect_to, order
+from ..service.client.connection import ServiceConnection, connect_to, send_order
 from ..service.process.launch import is_of_functions
 from ..service.wire.protocol import LoadModel
 from .tensors import ModelTensor
@@ -75,7 +75,7 @@ class ModelCounts:
             self.pending -= 1
             self.last_ms = time.time_ns() // 1_000_000
 
-    def spent(self, began: int, given: int, ran: int, ended: int) -> None:
+    def add_times(self, began: int, given: int, ran: int, ended: int) -> None:
         """Add a request's times: reading inputs until `given`, the run until `ran`, writing outputs until `ended`."""
         self.input_ns += given - began
         self.run_ns += ran - given
@@ -134,11 +134,11 @@ class OpenedModel:
         self.refused = ""
         self.counts = counts
         try:
-            self.inputs = ModelTensor.all_of(session.get_inputs())
+            self.inputs = ModelTensor.by_name(session.get_inputs())
             for node in session.get_overridable_initializers():
                 with contextlib.suppress(InvalidArgument):  # the input keeps its default
-                    self.optional |= ModelTensor.all_of([node])
-            self.outputs = ModelTensor.all_of(session.get_outputs())
+                    self.optional |= ModelTensor.by_name([node])
+            self.outputs = ModelTensor.by_name(session.get_outputs())
         except InvalidArgument as error:
             self.refused = str(error)
             session.close()
@@ -174,7 +174,7 @@ class Models:
         """Tasks that requests share, by key: a key of `_opened` opens a model, None connects, "renew" calls `renew`."""
         self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
-    def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
+    def _share_task(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
         """Run `make` once for all requests that wait for the result. A cancelled request does not stop the task."""
         if key not in self._under_way:
 
@@ -205,7 +205,7 @@ class Models:
             key = name, self._choose(name, version), priority
             if (model := self._opened.get(key)) is not None:
                 return model
-            await self._once(key, partial(self._open_session, service, key, self._versions[name][key[1]]))
+            await self._share_task(key, partial(self._open_session, service, key, self._versions[name][key[1]]))
 
     async def _open_session(self, service: Service, key: tuple[str, str, Priority], source: tuple[str, str]) -> None:
         (name, version, priority), (full, digest) = key, source
@@ -229,7 +229,7 @@ class Models:
     async def _connected(self) -> Service:
         """Return the connection to the service. The first call connects, and lists the models."""
         if self._service is None:
-            await self._once(None, self._connect)
+            await self._share_task(None, self._connect)
         assert self._service is not None
         return self._service
 
@@ -251,8 +251,8 @@ class Models:
             for full, digest in (await self._ask(ServiceConnection.list_models)).items():
                 name, _, version = full.partition(":")
                 found.setdefault(name, {})[version or _ONLY] = full, digest
-            before = set(self._there())
-            self._versions = {name: dict(sorted(found[name].items(), key=_age)) for name in sorted(found)}
+            before = set(self._all_versions())
+            self._versions = {name: dict(sorted(found[name].items(), key=_version_number)) for name in sorted(found)}
             there = {(name, version) for name, versions in found.items() for version in ("", *versions)}
             self._gone = (self._gone | before) - there
 
@@ -267,14 +267,14 @@ class Models:
             raise NoSuchModel(f"no model {name!r}; this service has {list(self._versions)}")
         return version or list(versions)[-1]
 
-    def _there(self) -> list[tuple[str, str]]:
+    def _all_versions(self) -> list[tuple[str, str]]:
         return [(name, version) for name, versions in self._versions.items() for version in versions]
 
     async def is_ready(self) -> bool:
         """Open all models. Return True if none fails to open; models that the protocol cannot serve do not count."""
         try:
             service = await self._connected()
-            for name, version in self._there():
+            for name, version in self._all_versions():
                 model = await self._open(name, version)
                 if not (service.alive or model.refused):
                     await asyncio.to_thread(model.session.reopen)
@@ -298,7 +298,7 @@ class Models:
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
         async with self._changing:  # loading can take long; other calls wait here without a thread
-            await asyncio.to_thread(order, self._address, LoadModel(name, unload))
+            await asyncio.to_thread(send_order, self._address, LoadModel(name, unload))
             await self.renew()
         return {}
 
@@ -336,7 +336,7 @@ class Models:
         await self.is_ready()  # opens new models: the protocol may be unable to serve them
         await self._connected()
         refused = {key[:2]: model.refused for key, model in self._opened.items()}
-        found = [(*one, refused.get(one, "")) for one in self._there()]
+        found = [(*one, refused.get(one, "")) for one in self._all_versions()]
         found += [(*one, "unloaded") for one in sorted(self._gone)]
         return [
             {"name": name, "version": version, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
@@ -355,7 +355,7 @@ class Models:
             self._choose(name, version)
         return [
             (*key, self._counts.setdefault(key, ModelCounts()))
-            for key in self._there()
+            for key in self._all_versions()
             if name in ("", key[0]) and version in ("", key[1])
         ]
 
@@ -374,7 +374,7 @@ class Models:
 
     def renew_soon(self) -> None:
         """Call `renew` in the background: a restarted service may have loaded other files."""
-        self._once("renew", self.renew)
+        self._share_task("renew", self.renew)
 
     async def close(self) -> None:
         """Close all sessions. Running requests fail with `DeadObject`."""
@@ -382,5 +382,5 @@ class Models:
             await asyncio.to_thread(self._service.close)
 
 
-def _age(version: tuple[str, object]) -> int:
+def _version_number(version: tuple[str, object]) -> int:
     return int(version[0]) if version[0].isdecimal() else 0

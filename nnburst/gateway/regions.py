@@ -46,7 +46,7 @@ class RegisteredRegion:
             InvalidArgument: The client has shortened the memory, or the system has no memory for the written bytes.
         """
         if self.memory.faults:
-            raise _cut(self.name)
+            raise _truncation_error(self.name)
 
 
 class Regions:
@@ -81,12 +81,12 @@ class Regions:
             raise BadState(f"a region {name!r} is registered already; unregister it first")
         if len(self._regions) >= _MOST_REGIONS:
             raise ResourceExhausted(f"{_MOST_REGIONS} regions are registered; unregister some")
-        memory = self._opened(name, key, offset, byte_size)
+        memory = self._open(name, key, offset, byte_size)
         self._regions[name] = RegisteredRegion(name, key, offset, byte_size, memory)
         return {}
 
     @staticmethod
-    def _opened(name: str, key: str, offset: int, byte_size: int) -> Memory:
+    def _open(name: str, key: str, offset: int, byte_size: int) -> Memory:
         try:
             fd = shm_open(key if key.startswith("/") else f"/{key}", os.O_RDWR)
         except (OSError, ValueError) as error:
@@ -116,7 +116,7 @@ class Regions:
         Raises:
             InvalidArgument: No region has this name.
         """
-        found = [self._found(name)] if name else list(self._regions.values())
+        found = [self._get(name)] if name else list(self._regions.values())
         return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
 
     def part(self, name: str, offset: int, byte_size: int) -> tuple[_Bytes, RegisteredRegion]:
@@ -128,25 +128,25 @@ class Regions:
             InvalidArgument: The region is unknown, the part is outside it, or the client has shortened the memory.
             ResourceExhausted: The process cannot map the memory.
         """
-        region = self._found(name)
+        region = self._get(name)
         if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
             raise InvalidArgument(
                 f"region {name!r} has {region.byte_size} bytes, which {byte_size} at {offset} are not part of"
             )
         # Beyond the end of shortened memory, the last page reads as zeros, without a fault.
         if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
-            raise _cut(name)
+            raise _truncation_error(name)
         whole = region.memory._map_for(writable=True).bytes()
         region.check()
         return whole[offset : offset + byte_size], region
 
-    def _found(self, name: str) -> RegisteredRegion:
+    def _get(self, name: str) -> RegisteredRegion:
         if (region := self._regions.get(name)) is None:
             raise InvalidArgument(f"no region {name!r} is registered")
         return region
 
 
-def _cut(name: str) -> InvalidArgument:
+def _truncation_error(name: str) -> InvalidArgument:
     return InvalidArgument(
         f"region {name!r} has lost pages since it was registered: its owner cut it, or /dev/shm is full; "
         "register it again"

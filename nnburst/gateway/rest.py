@@ -15,15 +15,15 @@ from .._core.tokens import EVERYONE, Tokens
 from .._version import VERSION
 from ..errors import InvalidArgument, NNBurstError
 from ..model.types import Array
-from ..runtime.spans import below
-from .budget import RETRY_S, Budget, patience
+from ..runtime.spans import use_parent
+from .budget import RETRY_S, Budget, seconds_for
 from .certificate import Certificate
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .listen import guard, listen
 from .metrics import triton_metrics
 from .models import Models
 from .regions import Regions
-from .tensors import bytes_of, convert_aside, text_size, to_wire
+from .tensors import bytes_of, convert_in_thread, text_size, to_wire
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
@@ -176,11 +176,11 @@ class Rest:
             end = len(body) if length is None else _length(length, len(body))
             head = await _read(body[:end], _Infer)
             inference, binary = _inference(name, version, head, memoryview(body)[end:], end)
-            with below(lambda: request.headers):
+            with use_parent(lambda: request.headers):
                 version, answers = await infer(self._models, self._regions, inference)
             numbers = sum(one.nbytes for wanted, *_, one in answers if not binary.get(wanted.name, binary[""]))
             size = numbers + sum(text_size(array) for *_, array in answers)
-            response = await convert_aside(size, _response, name, version, head.id, answers, binary)
+            response = await convert_in_thread(size, _response, name, version, head.id, answers, binary)
             take(response.content_length or 0)
             await _send(request, response)
             return response
@@ -205,7 +205,7 @@ def _model(request: web.Request) -> tuple[str, str]:
 async def _send(request: web.Request, response: web.Response) -> None:
     """Send an answer; disconnect a client that does not read it in time."""
     try:
-        async with asyncio.timeout(patience(response.content_length or 0)):
+        async with asyncio.timeout(seconds_for(response.content_length or 0)):
             await response.prepare(request)
             await response.write_eof()
     except (TimeoutError, ConnectionError):
@@ -220,7 +220,7 @@ async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
     loop, body = asyncio.get_running_loop(), bytearray()
     begin = loop.time()
     while not request.content.at_eof():
-        left = begin + patience(len(body)) - loop.time()
+        left = begin + seconds_for(len(body)) - loop.time()
         try:
             chunk = request.content.read_nowait() or await asyncio.wait_for(request.content.readany(), left)
         except TimeoutError:
@@ -259,7 +259,7 @@ def _length(text: str, most: int) -> int:
 async def _read(data: bytes, kind: type[_T]) -> _T:
     if len(data) > _MOST_JSON:
         raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
-    return await convert_aside(len(data), _decode, data, kind)
+    return await convert_in_thread(len(data), _decode, data, kind)
 
 
 def _decode(data: bytes, kind: type[_T]) -> _T:

@@ -47,7 +47,7 @@ _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, 
 """The Python types of JSON values, by kind of dtype."""
 
 
-async def convert_aside(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def convert_in_thread(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `convert`, which converts `size` bytes. If these are many, call it in another thread."""
     return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
@@ -67,7 +67,7 @@ class ModelTensor:
     shape: tuple[int, ...]
 
     @classmethod
-    def all_of(cls, nodes: Iterable[NodeArg]) -> dict[str, ModelTensor]:
+    def by_name(cls, nodes: Iterable[NodeArg]) -> dict[str, ModelTensor]:
         """Return the tensors of a model by name, in order.
 
         Raises:

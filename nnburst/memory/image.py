@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
 
-from .._core.errno import whole
+from .._core.errno import as_int
 from ..errors import InvalidArgument
 from ..model.types import Array
 
@@ -201,8 +201,8 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
     form = FORMATS.get(name) if isinstance(name, str) else None
     if form is None:
         raise InvalidArgument(f"image format {name!r} is unknown; {', '.join(FORMATS)} are the formats there are")
-    width, height, layers = whole(width, "width"), whole(height, "height"), whole(layers, "layers")
-    pitch = whole(pitch, "pitch", " of bytes")
+    width, height, layers = as_int(width, "width"), as_int(height, "height"), as_int(layers, "layers")
+    pitch = as_int(pitch, "pitch", " of bytes")
     rough = ImageLayout(width, height, form.fourcc, ((0, 0),) * len(form.planes), layers)
     if min(width, height, layers) < 1:
         raise InvalidArgument(f"an image of {width} x {height} x {layers} has no pixels")
@@ -224,7 +224,7 @@ def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
         InvalidArgument: There is no such plane.
     """
     form = format_of(layout)
-    if whole(index, "plane") not in range(len(form.planes)):
+    if as_int(index, "plane") not in range(len(form.planes)):
         raise InvalidArgument(f"plane {index} of {form.name}, which has {len(form.planes)}")
     if len(form.planes) == 1:
         return layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from .._core.errno import whole
+from .._core.errno import as_int
 from ..errors import InvalidArgument
 from .image import ImageLayout, check_layout
 
@@ -53,7 +53,7 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
         check_layout(handle.image)
     else:
         check_size(handle.size)
-        if not 0 <= whole(handle.offset, "offset", " of bytes") <= _MAX_SIZE - handle.size:
+        if not 0 <= as_int(handle.offset, "offset", " of bytes") <= _MAX_SIZE - handle.size:
             raise InvalidArgument(f"offset {handle.offset} is out of range")
         if handle.offset and kind != "mmap_fd":
             raise InvalidArgument(f"offset is {handle.offset}; {kind} memory begins at 0, use mmap_fd for a part")
@@ -66,7 +66,7 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
 
 def check_size(size: int) -> int:
     """Check a size in bytes and return it. Raises `InvalidArgument` if the size is not positive, or is too large."""
-    length = whole(size, "size", " of bytes")
+    length = as_int(size, "size", " of bytes")
     if not 0 < length <= _MAX_SIZE:
         raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
     return length
@@ -74,6 +74,6 @@ def check_size(size: int) -> int:
 
 def check_prot(prot: int) -> int:
     """Check access rights and return them. Raises `InvalidArgument` for bits other than PROT_READ and PROT_WRITE."""
-    if whole(prot, "prot") & ~(PROT_READ | PROT_WRITE):
+    if as_int(prot, "prot") & ~(PROT_READ | PROT_WRITE):
         raise InvalidArgument(f"prot is {prot}; PROT_READ (1) and PROT_WRITE (2) are the rights there are")
     return prot

@@ -65,7 +65,7 @@ class Uses:
         check(rc, "cannot note the buffers of a request")
         self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
 
-    def enter(self) -> None:
+    def acquire(self) -> None:
         """Lock the buffers: shared for reading, exclusive for writing.
 
         Raises:
@@ -82,7 +82,7 @@ class Uses:
             in_use = ResourceExhausted("the buffer is in use by another execution or copy; try again")
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
-    def leave(self, outcome: int) -> None:
+    def release(self, outcome: int) -> None:
         """Release the buffers. `outcome` of all writes is NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
@@ -127,7 +127,7 @@ class ManagedBuffer:
         self._reading = Uses((self.handle,), ())
         self._writing = Uses((), (self.handle,))
         self._contents = lib.nnb_buffer_contents_of(self.handle)
-        self.settle(dimensions)
+        self.set_contents_dimensions(dimensions)
         self._store(private_bytes(self.nbytes(dimensions) if self.is_fixed else 0))
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
@@ -138,17 +138,17 @@ class ManagedBuffer:
         return math.prod(dimensions) * self.dtype.itemsize
 
     @contextmanager
-    def used(self, *, write: bool) -> Iterator[None]:
+    def use(self, *, write: bool) -> Iterator[None]:
         """Lock the buffer in a ``with`` block: exclusively if `write`, else shared. The `generation` stays the same.
 
-        Raises the same errors as `Uses.enter`.
+        Raises the same errors as `Uses.acquire`.
         """
         uses = self._writing if write else self._reading
-        uses.enter()
+        uses.acquire()
         try:
             yield
         finally:
-            uses.leave(lib.NNB_UNCHANGED)
+            uses.release(lib.NNB_UNCHANGED)
 
     def _look(self) -> Any:
         state = ffi.new("nnb_buffer_state *")
@@ -227,21 +227,21 @@ class ManagedBuffer:
 
     # -- contents ---------------------------------------------------------------------------------------------
 
-    def settle(self, dimensions: tuple[int, ...]) -> None:
+    def set_contents_dimensions(self, dimensions: tuple[int, ...]) -> None:
         """Set the dimensions of the contents that are being written."""
         sizes = ffi.new("int64_t[]", dimensions)
         check(lib.nnb_buffer_settle(self.handle, len(sizes), sizes), "dimensions of a buffer")
 
     @contextmanager
-    def _replacing(self, uses: Uses) -> Iterator[None]:
+    def _replace_contents(self, uses: Uses) -> Iterator[None]:
         """Lock the buffers in a ``with`` block that writes contents. If the block fails, the contents are undefined."""
-        uses.enter()
+        uses.acquire()
         outcome = lib.NNB_LOST
         try:
             yield
             outcome = lib.NNB_COMMITTED
         finally:
-            uses.leave(outcome)
+            uses.release(outcome)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
         """Copy contents from a memory. After a failure the contents are undefined.
@@ -255,12 +255,12 @@ class ManagedBuffer:
             GeneralFailure: The memory can be neither mapped nor copied.
             ResourceExhausted: The buffer is in use; its contents are unchanged.
         """
-        with self._replacing(self._writing):
+        with self._replace_contents(self._writing):
             memory._check_usable()
             nbytes = memory._contents_size
             combined = self._check_copy(nbytes, dimensions)
             memory._copy_out(0, self.room(nbytes)[:nbytes])
-            self.settle(combined)
+            self.set_contents_dimensions(combined)
 
     def _check_copy(self, nbytes: int, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         if self.is_scalar:
@@ -287,7 +287,7 @@ class ManagedBuffer:
             GeneralFailure: The contents are undefined, or the memory can be neither mapped nor copied.
             ResourceExhausted: The buffer is being written.
         """
-        with self.used(write=False):
+        with self.use(write=False):
             memory._check_usable()
             state = self._look()
             size = self.nbytes(self.dimensions)
@@ -307,7 +307,7 @@ class ManagedBuffer:
         """
         if source is self:
             return
-        with self._replacing(Uses((source.handle,), (self.handle,))):
+        with self._replace_contents(Uses((source.handle,), (self.handle,))):
             if not source.initialised:
                 raise InvalidArgument("the source has no contents")
             if source.meaning != self.meaning:
@@ -315,7 +315,7 @@ class ManagedBuffer:
             combine_dimensions(self.initial_dimensions, source.dimensions)
             size = self.nbytes(source.dimensions)
             self.room(size)[:size] = source.storage[:size]
-            self.settle(source.dimensions)
+            self.set_contents_dimensions(source.dimensions)
 
 
 _HIGHEST_ID = (1 << 31) - 1
@@ -471,7 +471,7 @@ class BufferSet:
 
     def _admit_with_care(self) -> Any:
         """Lock the buffers: wait for other users, and check contents and dimensions."""
-        self._uses.enter()
+        self._uses.acquire()
         try:
             if not all(buffer.initialised for buffer in self._reading):
                 raise GeneralFailure("an input is in a buffer without contents; copy to it or write it first")
@@ -484,7 +484,7 @@ class BufferSet:
                 lib.nnb_uses_settle(self.handle, self._moves)
             return self.current
         except BaseException:
-            self._uses.leave(lib.NNB_UNCHANGED)
+            self._uses.release(lib.NNB_UNCHANGED)
             raise
 
     def keep(self, made: Any) -> None:
@@ -493,7 +493,7 @@ class BufferSet:
         self.found_in_c = getattr(made, "finds_buffers", False)
         lib.nnb_uses_settle(self.handle, lib.NNB_ANYWHERE if self.found_in_c else self._moves)
 
-    def when_freed(self, forget: Callable[[], None]) -> None:
+    def on_free(self, forget: Callable[[], None]) -> None:
         """Set a function that drops views of a freed buffer. Any thread may call the function."""
         self._also_forget = forget
 
@@ -517,12 +517,12 @@ class BufferSet:
                 self.fail()
                 raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
             for buffer, shape in zip(self._writing, shapes, strict=True):
-                buffer.settle(shape)
-        self._uses.leave(lib.NNB_COMMITTED)
+                buffer.set_contents_dimensions(shape)
+        self._uses.release(lib.NNB_COMMITTED)
 
     def fail(self) -> None:
         """Release the buffers after a failed execution. The contents of the output buffers are then undefined."""
-        self._uses.leave(lib.NNB_LOST)
+        self._uses.release(lib.NNB_LOST)
 
 
 def _check_role(use: BufferUse) -> None:

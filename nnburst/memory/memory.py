@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from .._core._nnburst import lib
-from .._core.errno import check, failed, meaning, system
+from .._core.errno import as_error, check, meaning, system
 from .._core.fds import FdSet
 from .._core.file_system import check_file_system
 from .._core.leaving import Closing
@@ -567,7 +567,7 @@ class Memory(Closing):
             try:
                 check_file_system(fd)
             except OSError as error:
-                raise type(failed(os.open, error))(f"fd {fd} cannot be used: {meaning(error.errno or 0)}") from error
+                raise type(as_error(os.open, error))(f"fd {fd} cannot be used: {meaning(error.errno or 0)}") from error
             self._answers = True
         return fd
 
@@ -599,7 +599,7 @@ class Memory(Closing):
 
 
 def _make_sealed(name: str, size: int) -> FdSet:
-    fds = FdSet.made(lib.nnb_memfd_create, name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
+    fds = FdSet.create(lib.nnb_memfd_create, name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
     check(fds.fds[0], f"shared memory of {size} bytes")
     return fds
 

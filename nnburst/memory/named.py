@@ -14,7 +14,7 @@ made: set[str] = set()
 """Names, with slash, that this process has made and not removed."""
 
 
-def _with_slash(name: str) -> str:
+def _add_slash(name: str) -> str:
     bare = name.removeprefix("/") if isinstance(name, str) and name.isprintable() else ""
     if not bare or "/" in bare or "\0" in bare or len(os.fsencode(bare)) > 250:
         raise InvalidArgument(f"expected a name of 1 to 250 bytes without slashes, got {name!r}")
@@ -47,7 +47,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
         ResourceExhausted: The memory does not fit; nothing is left behind.
         GeneralFailure: The memory cannot be opened.
     """
-    path = _with_slash(name)
+    path = _add_slash(name)
     try:
         fd = shm_open(path, os.O_RDWR if size is None else os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except (FileExistsError, FileNotFoundError):
@@ -72,7 +72,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
 
 def unlink_shared(name: str) -> None:
     """Remove a name. Raises `InvalidArgument` if the name does not exist."""
-    path = _with_slash(name)
+    path = _add_slash(name)
     try:
         shm_unlink(path)
         made.discard(path)

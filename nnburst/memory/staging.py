@@ -147,11 +147,11 @@ class OpenRequest:
                 raw = raw[:]
                 raw.flags.writeable = False
             return Region(raw, room=room, origin=(location.pool_index, offset))
-        private = self._private(length)  # A short result must not expose older bytes.
+        private = self._allocate(length)  # A short result must not expose older bytes.
         (self._outputs if write else self._inputs).append((memory, offset, private))
         return Region(private, is_private=True)
 
-    def _private(self, nbytes: int) -> Array:
+    def _allocate(self, nbytes: int) -> Array:
         self._take(nbytes)
         return private_bytes(nbytes)
 

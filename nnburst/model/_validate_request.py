@@ -125,9 +125,9 @@ class _Case:
 
     def check(self) -> None:
         if self.argument.has_no_value:
-            self._nothing_given()
+            self._check_no_value()
             return
-        self._in_a_pool()
+        self._check_pool()
         self._inside_the_pool()
         self._check_rights()
         self._dimensions()
@@ -135,7 +135,7 @@ class _Case:
         self._length()
         self._fits_the_image()
 
-    def _nothing_given(self) -> None:
+    def _check_no_value(self) -> None:
         dims = self.argument.dimensions
         if self.location != _NOWHERE or (dims and not self.may_be_empty):
             raise self.refuse("is omitted (has_no_value) but has a location or dimensions")
@@ -144,7 +144,7 @@ class _Case:
             if 0 not in dims:
                 raise self.refuse(f"has no bytes, but {math.prod(dims)} elements of dimensions {list(dims)}")
 
-    def _in_a_pool(self) -> None:
+    def _check_pool(self) -> None:
         if not 0 <= self.location.pool_index < len(self.pools):
             raise self.refuse(f"is in pool {self.location.pool_index}; the request has {len(self.pools)} pools")
         if isinstance(self.pool, Steps):

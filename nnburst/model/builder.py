@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from .._core.errno import is_real, whole
+from .._core.errno import as_int, is_real
 from .._options import ActivationName, PaddingName, TensorLayout
 from ..errors import BadState, InvalidArgument
 from .extensions import extension_code
@@ -580,8 +580,8 @@ class ModelBuilder(OperationMethods):
             raise InvalidArgument(f"dimensions={dimensions!r}; give a list of sizes")
         if not is_real(scale):
             raise InvalidArgument(f"scale={scale!r}; give a number")
-        dims = tuple(whole(size, "a dimension") for size in dimensions)
-        operand = OperandDesc(type, dims, 0, float(scale), whole(zero_point, "zero_point"), extra_params=extra_params)
+        dims = tuple(as_int(size, "a dimension") for size in dimensions)
+        operand = OperandDesc(type, dims, 0, float(scale), as_int(zero_point, "zero_point"), extra_params=extra_params)
         try:
             check_operand(operand)
         except InvalidArgument as error:
@@ -803,7 +803,7 @@ class ModelBuilder(OperationMethods):
         Raises:
             InvalidArgument: An extension cannot have this name or number.
         """
-        number = whole(number, "the number of an extension's type or operation")
+        number = as_int(number, "the number of an extension's type or operation")
         if not 0 <= number <= BASE_MAXIMUM:
             raise InvalidArgument(f"{name} {number}: types and operations of extensions have the numbers 0 … 65535")
         return extension_code(self._prefix(name), number)
@@ -942,7 +942,7 @@ class ModelBuilder(OperationMethods):
     def _window(self, padding: Padding, stride: Pair) -> list[Operand]:
         stride_h, stride_w = _pair(stride)
         numbers = (*_padding_numbers(padding), stride_w, stride_h)
-        return [self.scalar(whole(n, "a padding or stride")) for n in numbers]
+        return [self.scalar(as_int(n, "a padding or stride")) for n in numbers]
 
     def _layout(self, layout: str, dilation: Pair) -> list[Operand]:
         if layout not in ("NHWC", "NCHW"):
@@ -1055,7 +1055,7 @@ def _numbers(values: Any, what: str) -> Array:
 def _pair(value: Pair) -> tuple[int, int]:
     height, width = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
     what = "a size, stride or dilation"
-    return whole(height, what, " or a pair of them"), whole(width, what, " or a pair of them")
+    return as_int(height, what, " or a pair of them"), as_int(width, what, " or a pair of them")
 
 
 def _as_array(value: npt.ArrayLike, what: str) -> Array:

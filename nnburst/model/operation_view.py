@@ -121,7 +121,7 @@ class OperationView:
     def output(self, which: int = 0) -> OperandDesc:
         return self._operands[self.operation.outputs[which]]
 
-    def given(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
         """Return True if the operation has the input, and the input has a value."""
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 

@@ -35,7 +35,7 @@ class Part(Struct, frozen=True):
     outputs: tuple[int, ...]
 
 
-def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
+def split_model(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
     """Cut a valid model into few parts by a greedy algorithm. Return the parts in running order.
 
     The subgraphs of an IF or WHILE belong to the operation's part.

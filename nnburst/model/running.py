@@ -59,7 +59,7 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {error}{refusal(error)}")
 
 
-def took_too_long(reason: str, max_run: float) -> str:
+def overrun_reason(reason: str, max_run: float) -> str:
     """Add the service's time limit of `max_run` seconds to the reason why a run failed."""
     return f"{reason}; this service ends a run after {max_run:g} s (nnburst serve --max-run, launch(max_run=...))"
 

@@ -63,13 +63,13 @@ def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
     for name, subgraph in _subgraphs(model):
         for position, operation in enumerate(subgraph.operations):
             if operation.type in (OperationType.IF, OperationType.WHILE):
-                with _at(f"V16: operation {position} ({operation_name(operation.type)}) of {name}"):
+                with _prefix_errors(f"V16: operation {position} ({operation_name(operation.type)}) of {name}"):
                     check_control_flow(model, subgraph, operation)
     _check_names(model)
 
 
 @contextlib.contextmanager
-def _at(place: str) -> Iterator[None]:
+def _prefix_errors(place: str) -> Iterator[None]:
     """Put `place` in front of the message of an `InvalidArgument` from the with block."""
     try:
         yield
@@ -124,11 +124,11 @@ def _check_operands(model: Model, subgraph: Subgraph, name: str, version: HalVer
                 consumers[index] += 1
     for index, operand in enumerate(subgraph.operands):
         place = f"operand {index} ({type_name(operand.type)}) of {name}"
-        with _at(f"V2: {place}"):
+        with _prefix_errors(f"V2: {place}"):
             if is_extension(operand.type):
                 _check_extension_code(model, operand.type, version)
             check_operand(operand, version)
-        with _at(f"V3, V4: {place}"):
+        with _prefix_errors(f"V3, V4: {place}"):
             _check_location(model, operand)
         if operand.number_of_consumers != consumers[index]:
             raise InvalidArgument(
@@ -228,7 +228,7 @@ def _check_constant(model: Model, operand: OperandDesc) -> None:
 def _check_operations(model: Model, subgraph: Subgraph, name: str, version: HalVersion) -> None:
     for position, operation in enumerate(subgraph.operations):
         place = f"operation {position} ({operation_name(operation.type)}) of {name}"
-        with _at(f"V6: {place}"):
+        with _prefix_errors(f"V6: {place}"):
             if is_extension(operation.type):
                 _check_extension_code(model, operation.type, version)
             elif operation.type not in tuple(OperationType):
@@ -236,7 +236,7 @@ def _check_operations(model: Model, subgraph: Subgraph, name: str, version: HalV
             elif version < operation_since(OperationType(operation.type)):
                 raise InvalidArgument(f"it is not known in HAL {version.name}")
         _check_indexes(operation, subgraph, place)
-        with _at(f"V8: {place}"):
+        with _prefix_errors(f"V8: {place}"):
             view = view_operation(operation, subgraph.operands, version)
             if view is not None:
                 view.check()

@@ -166,6 +166,6 @@ def neighbour_places(view: OperationView, size: int, out: int) -> tuple[Array, A
     return first, np.minimum(first + 1, size - 1), place - first
 
 
-def rows_first(size: tuple[int, ...], out: tuple[int, ...]) -> bool:
+def resizes_rows_first(size: tuple[int, ...], out: tuple[int, ...]) -> bool:
     """Return True if resizing the rows first makes the intermediate array smaller."""
     return out[0] * size[1] <= size[0] * out[1]

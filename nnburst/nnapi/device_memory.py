@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from .._core.errno import is_real
 from .._core.leaving import Closing, Leaving, OneProcess
-from ..devices.buffers import with_role
+from ..devices.buffers import merge_role
 from ..devices.interfaces import Buffer, Device
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ..memory.memory import Memory
@@ -98,7 +98,7 @@ class MemoryDesc:
         operand = _operand_of(role)
         if not is_real(frequency) or not 0 < frequency <= 1:  # refuses NaN, too
             raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
-        dimensions = with_role(place, operand, self._operand, self._dimensions)
+        dimensions = merge_role(place, operand, self._operand, self._dimensions)
         self._roles.append(role)
         self._operand = operand if self._operand is None else self._operand
         self._dimensions = dimensions
@@ -158,7 +158,7 @@ class MemoryDesc:
             raise
         except NNBurstError as error:
             refusal = error
-            buffer, memory = None, self._shared(refusal)
+            buffer, memory = None, self._allocate_shared(refusal)
         return DeviceMemory(self._roles, self._operand, self._dimensions, buffer, memory)
 
     def _allocate(self) -> Buffer:
@@ -178,7 +178,7 @@ class MemoryDesc:
             raise GeneralFailure(f"{device.name} gave no usable buffer")
         return buffer
 
-    def _shared(self, refusal: NNBurstError) -> Memory:
+    def _allocate_shared(self, refusal: NNBurstError) -> Memory:
         nbytes = _nbytes(self._operand, self._dimensions)
         if nbytes == 0 or any(role.compilation._names_devices for role in self._roles):
             raise refusal

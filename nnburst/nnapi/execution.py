@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from .._core.deadline import Deadline, check_timeout, limit_ns
-from .._core.errno import flag, is_real, member, whole
+from .._core.errno import as_int, flag, is_real, member
 from .._core.leaving import Closing, OneProcess, process_lock
 from ..burst.client.request import check_result
 from ..burst.polling import loop_timeout_ns
@@ -27,7 +27,7 @@ from ..model.operand_types import operand_info, operand_nbytes
 from ..model.running import ExecutionResult, Failure, RunOptions, consistent_result, reason_of
 from ..model.types import NO_TIMING, Array, MeasureTiming, OperandDesc, Request, Timing
 from ..runtime.compile.compilation import Compilation
-from ..runtime.display import described
+from ..runtime.display import describe
 from ..runtime.request.arguments import UINT32, Argument, check_shapes, lay_out, requests_for
 from ..runtime.run.burst import Burst
 from .device_memory import DeviceMemory
@@ -178,7 +178,7 @@ class Execution(OneProcess, Closing):
             InvalidArgument: The compilation is not for exactly one device.
             BadState: The execution was started.
         """
-        with self._changing():
+        with self._change():
             self._check_one_device("timing")
             self._measure = flag(measure, "measure")
 
@@ -188,7 +188,7 @@ class Execution(OneProcess, Closing):
         Args:
             seconds: Longest duration of a run; None for no limit.
         """
-        with self._changing():
+        with self._change():
             self._check_one_device("a timeout")
             self._timeout = check_timeout(seconds)
 
@@ -205,11 +205,11 @@ class Execution(OneProcess, Closing):
             BadState: The execution was started.
         """
         longest = loop_timeout_ns(seconds)
-        with self._changing():
+        with self._change():
             self._loop_timeout_ns = longest
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _change(self) -> Iterator[None]:
         with self._lock:
             if self._is_running or self._has_run:
                 raise BadState("the execution was started; make another one to change anything")
@@ -225,8 +225,8 @@ class Execution(OneProcess, Closing):
             raise InvalidArgument(f"{kind} {index!r}: the model has {len(operands)} {kind}s")
         return operands[index]
 
-    def _put(self, kind: str, index: int, argument: _Given) -> None:
-        with self._changing():
+    def _set_argument(self, kind: str, index: int, argument: _Given) -> None:
+        with self._change():
             if index in self._given[kind]:
                 raise BadState(f"{kind} {index} has a value already; make another execution")
             self._given[kind][index] = argument
@@ -234,7 +234,7 @@ class Execution(OneProcess, Closing):
     def _set_array(self, kind: str, index: int, array: Array | None, dimensions: Sequence[int] | None) -> None:
         operand, what = self._operand(kind, index), f"{kind} {index}"
         if array is None:
-            self._put(kind, index, _Given())
+            self._set_argument(kind, index, _Given())
             return
         if not isinstance(array, np.ndarray):
             raise InvalidArgument(f"{what}: give a NumPy array, not {type(array).__name__}")
@@ -249,20 +249,20 @@ class Execution(OneProcess, Closing):
             given = _sizes(what, dimensions)
         if kind == "input" and 0 in array.shape and self.compilation.inputs[index].may_be_empty:
             _combine(what, operand, given)
-            self._put(kind, index, _Given(dimensions=given))
+            self._set_argument(kind, index, _Given(dimensions=given))
             return
         _check_length(kind, what, operand, given, array.nbytes)
-        self._put(kind, index, _Given(room=array.nbytes, length=array.nbytes, dimensions=given, array=array))
+        self._set_argument(kind, index, _Given(room=array.nbytes, length=array.nbytes, dimensions=given, array=array))
 
     def _set_memory(
         self, kind: str, index: int, memory: Memory | DeviceMemory, region: tuple[int, int], dimensions: Sequence[int]
     ) -> None:
         operand, what = self._operand(kind, index), f"{kind} {index}"
         given = _sizes(what, dimensions)
-        offset, length = (whole(n, f"{what}: {name}") for n, name in zip(region, ("offset", "length"), strict=True))
+        offset, length = (as_int(n, f"{what}: {name}") for n, name in zip(region, ("offset", "length"), strict=True))
         if isinstance(memory, DeviceMemory):
             memory._check_use(self.compilation, kind, index, (offset, length), _combine(what, operand, given))
-            self._put(kind, index, _Given(dimensions=given, device_memory=memory))
+            self._set_argument(kind, index, _Given(dimensions=given, device_memory=memory))
             return
         if not isinstance(memory, Memory):
             raise InvalidArgument(f"{what}: give a Memory, not {type(memory).__name__}")
@@ -275,7 +275,7 @@ class Execution(OneProcess, Closing):
             )
         nbytes = length if memory.image is None else memory.image.tight_size
         _check_length(kind, what, operand, given, nbytes)
-        self._put(kind, index, _Given(memories=(memory,), offset=offset, length=length, dimensions=given))
+        self._set_argument(kind, index, _Given(memories=(memory,), offset=offset, length=length, dimensions=given))
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ class Execution(OneProcess, Closing):
             run = self._prepared.execute_fenced(request, fences, self._options(limit), duration_ns)
             self._note_outputs(())  # Executions that need the outputs can start now.
             ending = running.pop_all()
-        return Event(run.fence, lambda: self._settle(run, ending, limit))
+        return Event(run.fence, lambda: self._finish_fenced(run, ending, limit))
 
     def burst_compute(self, burst: Burst, timeout: Timeout = ...) -> None:
         """Run the model through a burst and wait for the end.
@@ -380,7 +380,7 @@ class Execution(OneProcess, Closing):
             try:
                 bound = controller.bind(request, measure=self._measure)
                 bound.timeout = limit
-                self._take(bound.execute(), limit)
+                self._set_result(bound.execute(), limit)
             finally:
                 if own is not None:
                     controller.forget(own)
@@ -414,7 +414,7 @@ class Execution(OneProcess, Closing):
             The request, and the memory made for the arrays.
         """
         layout, has_run = None, True
-        inputs, outputs = self._in_order("input"), self._in_order("output")
+        inputs, outputs = self._sorted_arguments("input"), self._sorted_arguments("output")
         try:
             for index, argument in enumerate(inputs):
                 if argument.device_memory is not None:
@@ -447,29 +447,29 @@ class Execution(OneProcess, Closing):
     def _compute(self, limit: float | None) -> None:
         with self._running() as (request, _):
             options = self._options(limit)
-            self._take(self._prepared.execute_synchronously(request, options), limit)
+            self._set_result(self._prepared.execute_synchronously(request, options), limit)
 
-    def _settle(self, run: FencedExecution, ending: contextlib.ExitStack, limit: float | None) -> None:
+    def _finish_fenced(self, run: FencedExecution, ending: contextlib.ExitStack, limit: float | None) -> None:
         with ending:
             info = run.info()
             if info.status is ErrorStatus.NONE:
-                self._take((info.status, (), info.launched), limit, info.fenced)
+                self._set_result((info.status, (), info.launched), limit, info.fenced)
             else:
-                self._take(Failure(info.status, info.reason), limit)
+                self._set_result(Failure(info.status, info.reason), limit)
 
     def _options(self, limit: float | None) -> RunOptions:
         """Return the options of a run without a burst. The run's timeout of `limit` seconds begins now."""
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
 
-    def _take(self, result: ExecutionResult, limit: float | None, fenced: Timing | None = None) -> None:
+    def _set_result(self, result: ExecutionResult, limit: float | None, fenced: Timing | None = None) -> None:
         result = consistent_result(*result, reason_of(result))
         if result[1]:
-            check_shapes(self.compilation.outputs, self._in_order("output"), result[1])
+            check_shapes(self.compilation.outputs, self._sorted_arguments("output"), result[1])
         self._result, self._fenced = result, fenced or result[2]
         check_result(result, limit)
 
-    def _in_order(self, kind: str) -> list[_Given]:
+    def _sorted_arguments(self, kind: str) -> list[_Given]:
         return [self._given[kind][i] for i in range(len(self._operands[kind]))]
 
     def _device_memories(self, kind: str) -> dict[int, DeviceMemory]:
@@ -562,7 +562,7 @@ class Execution(OneProcess, Closing):
         self._closed = True
 
     def __repr__(self) -> str:
-        return f"<Execution of {described(self.compilation)}{', closed' * self._closed}>"
+        return f"<Execution of {describe(self.compilation)}{', closed' * self._closed}>"
 
 
 def _fence_of(position: int, event: object) -> Fence:
@@ -576,7 +576,7 @@ def _fence_of(position: int, event: object) -> Fence:
 def _sizes(what: str, dimensions: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(dimensions, Iterable):
         raise InvalidArgument(f"{what}: dimensions={dimensions!r}; give a list of sizes")
-    return tuple(whole(size, f"{what}: a dimension") for size in dimensions)
+    return tuple(as_int(size, f"{what}: a dimension") for size in dimensions)
 
 
 def _combine(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:

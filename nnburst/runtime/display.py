@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .request.node_args import NodeArg
 
 
-def described(compilation: Compilation) -> str:
+def describe(compilation: Compilation) -> str:
     """Return a line about a model: ``x (1, 4) float32 → y (1, 4) float32``."""
     return f"{_line(compilation.inputs)} → {_line(compilation.outputs)}"
 

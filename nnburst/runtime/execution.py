@@ -18,12 +18,12 @@ from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, process_lock
 from ..burst.client.controller import ExecutionBurstController
-from ..burst.client.request import BoundRequest, in_time, inherited
+from ..burst.client.request import BoundRequest, fork_error, in_time
 from ..errors import BadState, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from ..model.running import ExecutionResult
 from ..model.types import Array
 from .compile.compilation import Compilation
-from .display import described
+from .display import describe
 from .request.arguments import Arguments
 from .request.node_args import answer_length
 from .request.state import States
@@ -48,7 +48,7 @@ MIN_SETUP_SECONDS = 1.0
 """Minimum time limit in seconds for the preparation of a run."""
 
 
-def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
+def setup_deadline(open_timeout: float | None, timeout: float | None) -> Deadline:
     """Return the deadline for the preparation of a run: opening a burst, allocating arrays, setting a state.
 
     Args:
@@ -105,7 +105,7 @@ class Execution(BoundRequest, Closing):
         self._leaving: Leaving | None = None
         self._of_other_shapes: ExecutionResult | None = None  # result of the last run before `reshape`
         requests, longest = arguments.requests, answer_length(arguments.compilation.outputs)
-        self._hold(burst.controller, requests)
+        self._hold_memory(burst.controller, requests)
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
         self.timeout = timeout
         if pool is not None:  # a run with a state is never repeated
@@ -128,7 +128,7 @@ class Execution(BoundRequest, Closing):
 
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
-    def _feed(self, inputs: object) -> bool:
+    def _set_inputs(self, inputs: object) -> bool:
         """Copy arrays into `inputs`, and change shapes accordingly.
 
         Returns:
@@ -178,7 +178,7 @@ class Execution(BoundRequest, Closing):
     def _copied(self) -> list[Array]:
         """Return copies of all outputs, in the shapes of the last run."""
         if self._copies is None:
-            return self._arguments.copied(self.output_shapes)
+            return self._arguments.copy_outputs(self.output_shapes)
         copies = []  # faster than a comprehension
         for copy in self._copies:
             copies.append(copy())
@@ -200,14 +200,14 @@ class Execution(BoundRequest, Closing):
         """
         if not isinstance(shapes, Mapping):
             raise InvalidArgument(f"shapes is a dict by name, not {type(shapes).__name__}")
-        sizes, result = self._arguments.solved(shapes), None
+        sizes, result = self._arguments.solve(shapes), None
         with contextlib.suppress(BadState, GeneralFailure):  # there was no run, or its shapes are impossible
             result = self.result
         self._reshape(sizes)
         if result is not None:  # the result keeps the shapes of its run
-            self._set_aside(result)
+            self._set_result(result)
 
-    def _set_aside(self, result: ExecutionResult | None) -> None:
+    def _set_result(self, result: ExecutionResult | None) -> None:
         """Replace the result of the last run; None to remove it."""
         self._elsewhere = self._of_other_shapes = result
         lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # does not swap states
@@ -217,11 +217,11 @@ class Execution(BoundRequest, Closing):
         self._check_not_closed()
         if sizes == arguments.sizes:
             return
-        changed = arguments.resized(sizes)
-        numbers = ffi.new("uint32_t[]", arguments.numbers(changed))
+        changed = arguments.changes_for(sizes)
+        numbers = ffi.new("uint32_t[]", arguments.packet_numbers(changed))
         try:
             if status := lib.nnb_execution_resize(self.pointer, numbers, len(numbers)):
-                check(status, "reshape", {errno.EALREADY: _running(), errno.ECHILD: inherited()})
+                check(status, "reshape", {errno.EALREADY: _running_error(), errno.ECHILD: fork_error()})
             arguments.resize(sizes, changed)
         except BadState:
             raise
@@ -247,13 +247,13 @@ class Execution(BoundRequest, Closing):
             DeadObject: The service has ended, and the state is lost.
             MissedDeadline: The call took longer than the session's ``open_timeout``.
         """
-        self._setting_up().call(self._reset_state, values)
+        self._setup_deadline().call(self._reset_state, values)
 
     def _reset_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         states = self._living_states()
         states.write(self.turn, states.checked(values))
         if states.grown:  # the last run's shapes are invalid
-            self._set_aside(None)
+            self._set_result(None)
 
     def get_state(self) -> dict[str, Array]:
         """Return copies of the states for the next run, by input name.
@@ -267,7 +267,7 @@ class Execution(BoundRequest, Closing):
                     raise InvalidArgument(f"the last run ended with {status.name}; set the state with reset_state()")
                 rows = zip(self.compilation.outputs, self.output_shapes, strict=False)
                 told = {node.name: shape.dimensions for node, shape in rows}
-        return self._setting_up().call(states.read, self.turn, told)
+        return self._setup_deadline().call(states.read, self.turn, told)
 
     def _living_states(self) -> States:
         """Return the states. Raises `DeadObject` if they are lost because the service has died."""
@@ -319,17 +319,17 @@ class Execution(BoundRequest, Closing):
 
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------
 
-    def _hold(self, controller: ExecutionBurstController, requests: Sequence[Request]) -> None:
+    def _hold_memory(self, controller: ExecutionBurstController, requests: Sequence[Request]) -> None:
         """Make a burst keep the arguments' memory mapped until the execution is closed."""
         named = dict.fromkeys(pool for request in requests for pool in request.pools)
         self._held[controller] = list(named)  # type: ignore[arg-type]
         for pool in self._held[controller]:
             controller.hold(pool, self._holder)
 
-    def _setting_up(self) -> Deadline:
-        return setting_up(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
+    def _setup_deadline(self) -> Deadline:
+        return setup_deadline(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
 
-    def _again(self, number: int, deadline: Deadline) -> Deadline | None:
+    def _rebind(self, number: int, deadline: Deadline) -> Deadline | None:
         """Move the execution to a free burst, or to a restarted service.
 
         Raises:
@@ -337,7 +337,7 @@ class Execution(BoundRequest, Closing):
             MissedDeadline: No burst was free in time, or an abandoned run took too long.
         """
         begin = time.monotonic_ns()
-        moved = self._setting_up().call(self._move, number)
+        moved = self._setup_deadline().call(self._move, number)
         if moved == -errno.EAGAIN:  # an abandoned run on the same burst must end first
             if deadline.left() == 0:
                 within = in_time(self._allowed)
@@ -367,12 +367,12 @@ class Execution(BoundRequest, Closing):
                         self._arguments.compilation = burst.compilation
                     self._home = burst
                     requests = self._arguments.requests
-                    self._hold(burst.controller, requests)
+                    self._hold_memory(burst.controller, requests)
                     self._bind_to(burst.controller, requests, self.turn)
                 except BaseException:
                     lib.nnb_execution_return(pointer)
                     raise
-        return left if left == -errno.EAGAIN else check(left, "execution", {errno.EALREADY: _running()})
+        return left if left == -errno.EAGAIN else check(left, "execution", {errno.EALREADY: _running_error()})
 
     # ---- results ---------------------------------------------------------------------------------------------
 
@@ -417,7 +417,7 @@ class Execution(BoundRequest, Closing):
         self._leaving()
 
     def __repr__(self) -> str:
-        return f"<Execution of {described(self.compilation)}{', closed' if self._leaving else ''}>"
+        return f"<Execution of {describe(self.compilation)}{', closed' if self._leaving else ''}>"
 
 
 def _drop(held: dict[ExecutionBurstController, list[Memory | Named]], holder: object) -> None:
@@ -428,5 +428,5 @@ def _drop(held: dict[ExecutionBurstController, list[Memory | Named]], holder: ob
             controller.release_soon(pool, holder)
 
 
-def _running() -> BadState:
+def _running_error() -> BadState:
     return BadState("the execution is running; bind one for each thread")

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from .._core.leaving import process_lock
 from ..errors import NNBurstError
 from ..model.types import Model
-from .compile.model_files import in_memory, is_name
+from .compile.model_files import copy_to_memory, is_name
 from .service import Service
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ class Unopened:
         return self._reduced
 
 
-def of_service(service: Service) -> Reduced:
+def reduce_service(service: Service) -> Reduced:
     """Return the function and arguments that reopen a connected service."""
     assert service.shared is not None
-    return read, _noted(service, (connected, service.shared), service.opened_in)
+    return read, _remember(service, (connected, service.shared), service.opened_in)
 
 
-def of_session(session: Session) -> Reduced:
+def reduce_session(session: Session) -> Reduced:
     """Return the function and arguments that reopen a session of a connected service."""
     service, model, options = session.service, session._model, session._options
     given = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
@@ -74,7 +74,7 @@ def of_session(session: Session) -> Reduced:
     elif isinstance(model, str) and not is_name(model):
         model = os.path.abspath(model)  # another process can have another directory
     arguments = service.shared, model, pools, tuple(sorted(given.items()))
-    return read, _noted(session, (opened, arguments), service.opened_in)
+    return read, _remember(session, (open_session, arguments), service.opened_in)
 
 
 def read(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -90,19 +90,19 @@ def connected(*arguments: Any) -> Service:
     from .open_service import connect
 
     address, open_timeout, trust_uid = arguments
-    return _once((connected, arguments), lambda: connect(address, open_timeout=open_timeout, trust_uid=trust_uid))
+    return _share((connected, arguments), lambda: connect(address, open_timeout=open_timeout, trust_uid=trust_uid))
 
 
-def opened(*arguments: Any) -> Session:
+def open_session(*arguments: Any) -> Session:
     """Return this process's session on a shared service. Open the session if necessary."""
 
     def make() -> Session:
         shared, model, pools, options = arguments
         if pools:
-            model = replace(model, pools=tuple(map(in_memory, pools)))
+            model = replace(model, pools=tuple(map(copy_to_memory, pools)))
         return connected(*shared).session(model, **dict(options))
 
-    return _once((opened, arguments), make)
+    return _share((open_session, arguments), make)
 
 
 def _find(pid: int, reduced: Reduced) -> Any:
@@ -117,13 +117,13 @@ def _is_open(thing: Service | Session | None) -> bool:
     return not thing.closed and thing.service.alive
 
 
-def _noted(thing: Service | Session, reduced: Reduced, pid: int) -> Reduced:
+def _remember(thing: Service | Session, reduced: Reduced, pid: int) -> Reduced:
     if _find(pid, reduced) is None:
         _known.append((pid, reduced, weakref.ref(thing)))
     return reduced
 
 
-def _once(reduced: Reduced, make: Callable[[], T]) -> T:
+def _share(reduced: Reduced, make: Callable[[], T]) -> T:
     with _opening:
         thing: T | None = _find(os.getpid(), reduced)
         if thing is None:

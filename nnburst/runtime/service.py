@@ -40,7 +40,7 @@ DEFAULT_DEVICES: Sequence[str] = (
 _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()
 
 
-def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
+def close_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
     """Register `thing` with the services of the devices: a service that is closed also closes `thing`."""
     for each in devices:
         service = service_of(each)
@@ -111,17 +111,17 @@ class Service(OneProcess, Closing):
         self._backend = backend
         from ..devices.resilient import ResilientDevice
 
-        living = (ResilientDevice(partial(self._living, i)) for i in range(len(backend.devices)) if restarts)
+        living = (ResilientDevice(partial(self._live_device, i)) for i in range(len(backend.devices)) if restarts)
         self._restarting: tuple[Device, ...] = tuple(living)
         """Proxies of the devices. A call of a proxy restarts a dead process."""
-        self._take(backend)
+        self._set_backend(backend)
 
-    def _take(self, backend: Backend) -> None:
+    def _set_backend(self, backend: Backend) -> None:
         self._backend = backend
         for device in self._restarting or backend.devices:
             _services[device] = weakref.ref(self)
 
-    def _living(self, index: int) -> Device:
+    def _live_device(self, index: int) -> Device:
         with self._reviving:
             # A caller that asks twice for the same process has found the process dead.
             if self._given.get(index) is self._backend and not self._closed:
@@ -145,7 +145,7 @@ class Service(OneProcess, Closing):
         if self._again is None:
             return
         dead, fresh = self._backend, self._again()
-        self._take(fresh)
+        self._set_backend(fresh)
         dead.close()
         if self._closed:  # another thread has closed the service
             fresh.close()
@@ -240,9 +240,9 @@ class Service(OneProcess, Closing):
         """Pickle a shared service as its address. Raises `InvalidArgument` for other services."""
         if self.shared is None:
             return super().__reduce_ex__(protocol)
-        from .pickled import of_service
+        from .pickled import reduce_service
 
-        return of_service(self)
+        return reduce_service(self)
 
     def _check_open(self) -> None:
         if self._closed:

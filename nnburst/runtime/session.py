@@ -21,10 +21,10 @@ from .._core.leaving import Closing, Leaving, OneProcess
 from .._options import OnDeath, OnError, SandboxMode, SessionKeywords
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model.types import Array, ExecutionPreference, Priority
-from .compile.model_files import FUNCTIONS, ModelSource, checked_source, devices_for, found
-from .display import described
+from .compile.model_files import FUNCTIONS, ModelSource, checked_source, devices_for, find_model
+from .display import describe
 from .service import Service, child
-from .spans import spans
+from .spans import find_tracer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -191,7 +191,7 @@ class Session(OneProcess, Closing):
         self._model = model
         self._timeout = self._options.timeout
         self._leaving: Leaving | None = None
-        opening = self._opening()
+        opening = self._open_deadline()
         try:
             opening.call(self._open, service, sandbox)
         except DeadObject:  # the service has died: opening restarts it
@@ -204,7 +204,7 @@ class Session(OneProcess, Closing):
         self._runs = Runs(self._pool, self._timeout, concurrency)
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
-        self._spans = spans()
+        self._spans = find_tracer()
         # A dropped session ends without waiting: the collector may run in any thread.
         self._finalizer = weakref.finalize(self, self._pool.hang_up)
         self._finalizer.atexit = False
@@ -231,13 +231,13 @@ class Session(OneProcess, Closing):
             self._service = service
             self._compilation = opened.enter_context(self._compiled())
             this = weakref.ref(self)  # bursts must not keep the session alive
-            self._pool = BurstPool(self._compilation, self._options, lambda: _open_again(this()))
+            self._pool = BurstPool(self._compilation, self._options, lambda: _reopen(this()))
             opened.pop_all()
 
     def _compiled(self) -> Compilation:
         from .compile.compilation import Compilation
 
-        with found(self._service, self._device, self._model) as (model, devices):
+        with find_model(self._service, self._device, self._model) as (model, devices):
             compilation = Compilation(model, devices)
             try:
                 compilation.set_preference(self._options.preference)
@@ -279,7 +279,7 @@ class Session(OneProcess, Closing):
             MissedDeadline: The run or its preparation (see `open_timeout`) took too long.
         """
         if self._spans is not None and self._spans.wanted:
-            with self._spans.of_run(self):
+            with self._spans.record_run(self):
                 return self.run(output_names, inputs, timeout)
         wanted = None if output_names is None else self._checked_outputs(output_names)
         limit = self._timeout if timeout is ... else check_timeout(timeout)
@@ -290,7 +290,7 @@ class Session(OneProcess, Closing):
         try:
             permit.thread = get_ident()
             execution = permit.execution
-            if execution is None or not execution._feed(inputs):
+            if execution is None or not execution._set_inputs(inputs):
                 execution = self._runs.prepare(permit, inputs, limit)
             try:
                 if limit is self._timeout:
@@ -323,7 +323,7 @@ class Session(OneProcess, Closing):
             NNBurstError: See `run`.
         """
         if self._spans is not None and self._spans.wanted:
-            with self._spans.of_run(self):
+            with self._spans.record_run(self):
                 return await self.arun(output_names, inputs, timeout)
         wanted = None if output_names is None else self._checked_outputs(output_names)
         outputs = await self._runs.arun(inputs, self._timeout if timeout is ... else check_timeout(timeout))
@@ -364,7 +364,7 @@ class Session(OneProcess, Closing):
         """
 
         def bound() -> Execution:
-            return self._pool.living().bind(
+            return self._pool.get_live_burst().bind(
                 shapes=shapes,
                 room=room,
                 measure=measure,
@@ -378,9 +378,9 @@ class Session(OneProcess, Closing):
                 pool=self._pool,
             )
 
-        return self._opening().call(bound)
+        return self._open_deadline().call(bound)
 
-    def _opening(self) -> Deadline:
+    def _open_deadline(self) -> Deadline:
         return Deadline.after(self._options.open_limit)
 
     @overload
@@ -435,20 +435,20 @@ class Session(OneProcess, Closing):
         from .run.batching import run_many
 
         outcomes = run_many(self, inputs, batch, limit, on_error == "return")
-        return outcomes if self._spans is None else self._spans.of_many(self, outcomes)
+        return outcomes if self._spans is None else self._spans.record_stream(self, outcomes)
 
-    def _lent_ring(
+    def _lend_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
         """Lend a ring of executions, and keep it for arguments of the same form."""
         rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:
-            least = self._runs.least if small is None else small.current._arguments.enough_for(sizes)
+            least = self._runs.least if small is None else small.current._arguments.room_for(sizes)
             return [burst.bind(shapes=shapes, timeout=timeout, rooms=rooms, least=least) for _ in range(depth)]
 
         key = depth, sizes.form, timeout, tuple(rooms.items())
-        return self._pool.lend_ring(key, sizes, make, self._opening())
+        return self._pool.lend_ring(key, sizes, make, self._open_deadline())
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
@@ -526,13 +526,13 @@ class Session(OneProcess, Closing):
         """Pickle a session as address, model and options. Raises `InvalidArgument` if the service is not shared."""
         if self._service.shared is None:
             return super().__reduce_ex__(protocol)
-        from .pickled import of_session
+        from .pickled import reduce_session
 
-        return of_session(self)
+        return reduce_session(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.stats.received:,} runs, {self.latency()!r}"
-        return f"<Session of {described(self._compilation)} on {self._compilation.device.name}, {state}>"
+        return f"<Session of {describe(self._compilation)} on {self._compilation.device.name}, {state}>"
 
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -561,7 +561,7 @@ class Session(OneProcess, Closing):
         self._leaving()
 
 
-def _open_again(session: Session | None) -> str:
+def _reopen(session: Session | None) -> str:
     """Restart a session's dead service and compile the model. Return the cache result."""
     if session is None:
         raise BadState("the session was dropped")
@@ -570,7 +570,7 @@ def _open_again(session: Session | None) -> str:
     try:
         if (compilation.inputs, compilation.outputs) != (old.inputs, old.outputs):
             raise GeneralFailure("the model has other inputs or outputs than before; open another session")
-        session._pool.begin_again(compilation)
+        session._pool.restart(compilation)
     except BaseException:
         compilation.close()
         raise

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._version import VERSION
-from .display import described
+from .display import describe
 
 if TYPE_CHECKING:
     from .session import Session
@@ -31,27 +31,27 @@ class Spans:
         return not _inside.get()
 
     @contextlib.contextmanager
-    def of_run(self, session: Session) -> Iterator[None]:
+    def record_run(self, session: Session) -> Iterator[None]:
         """Record the run in a ``with`` block as a span, a child of the current span."""
-        with self._tracer.start_as_current_span("nnburst.run", **self._about(session)):
+        with self._tracer.start_as_current_span("nnburst.run", **self._attributes(session)):
             before = _inside.set(True)
             try:
                 yield
             finally:
                 _inside.reset(before)
 
-    def of_many(self, session: Session, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
+    def record_stream(self, session: Session, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
         """Wrap a generator's work in a span. The generator's consumer keeps its current span."""
-        with self._tracer.start_span("nnburst.run_many", **self._about(session)):
+        with self._tracer.start_span("nnburst.run_many", **self._attributes(session)):
             yield from outcomes
 
     @property
     def _tracer(self) -> Any:
         return self._trace.get_tracer("nnburst", VERSION)
 
-    def _about(self, session: Session) -> dict[str, Any]:
+    def _attributes(self, session: Session) -> dict[str, Any]:
         attributes = {
-            "nnburst.model": described(session.compilation),
+            "nnburst.model": describe(session.compilation),
             "nnburst.device": session.compilation.device.name,
             "nnburst.service.pid": session._service.pid,
         }
@@ -59,7 +59,7 @@ class Spans:
 
 
 @contextlib.contextmanager
-def below(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+def use_parent(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
     """Set the current span of a ``with`` block to the span that a request's ``traceparent`` header names.
 
     Source: https://www.w3.org/TR/trace-context/
@@ -76,6 +76,6 @@ def below(headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         context.detach(token)
 
 
-def spans() -> Spans | None:
+def find_tracer() -> Spans | None:
     """Return the maker of spans; None if the program does not use OpenTelemetry."""
     return Spans() if "opentelemetry.trace" in sys.modules else None

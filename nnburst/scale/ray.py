@@ -154,13 +154,13 @@ def deployment(
         async def __call__(self, inputs: Inputs) -> list[Array]:
             if batch == 1:
                 return await self._replica.arun(inputs)
-            answer: list[Array] | NNBurstError = await self._together(inputs)
+            answer: list[Array] | NNBurstError = await self._run_together(inputs)
             if isinstance(answer, NNBurstError):
                 raise answer
             return answer
 
         @serve.batch(max_batch_size=batch, batch_wait_timeout_s=batch_wait)  # type: ignore[untyped-decorator]
-        async def _together(self, several: list[Inputs]) -> list[list[Array] | NNBurstError]:
+        async def _run_together(self, several: list[Inputs]) -> list[list[Array] | NNBurstError]:
             run = self._replica.run_together
             return await asyncio.get_running_loop().run_in_executor(None, run, several, batch)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from .._core.errno import is_real, one_of, whole
+from .._core.errno import as_int, is_real, one_of
 from ..errors import BadState, InvalidArgument
 from ..service.host.faults import Point
 
@@ -179,7 +179,7 @@ def inject(
     """
     if not hasattr(service, "faults"):
         raise InvalidArgument(f"expected a service, got {service!r}; give what launch(faults=True) returns")
-    if whole(after, "after") < 0:
+    if as_int(after, "after") < 0:
         raise InvalidArgument(f"after={after}; give a count")
     given: list[tuple[str, float]] = []
     skip = after
@@ -188,10 +188,10 @@ def inject(
         ("exit", exit_on, exit_status, "exit_status"),
     ):
         if n is not None:
-            if whole(n, "the passage") < 1:
+            if as_int(n, "the passage") < 1:
                 raise InvalidArgument(f"the passage is {n}; 1 is the next one")
             skip = after + n - 1
-            given.append((death, whole(how_dead, name)))
+            given.append((death, as_int(how_dead, name)))
     if delay is not None:
         if not is_real(delay) or not 0 <= delay < math.inf:
             raise InvalidArgument(f"delay={delay!r}; give seconds")

@@ -26,7 +26,7 @@ class Snapshot:
         >>> from nnburst.testing.leaks import Snapshot
         >>> before = Snapshot()
         >>> with open("/dev/null"):
-        ...     len(Snapshot().extra(before))
+        ...     len(Snapshot().added_since(before))
         1
     """
 
@@ -37,7 +37,7 @@ class Snapshot:
         self.mappings = _mappings()
         self.files = _files(directories)
 
-    def extra(self, before: Snapshot) -> list[str]:
+    def added_since(self, before: Snapshot) -> list[str]:
         """Return the names of things that an earlier snapshot lacks.
 
         Args:
@@ -85,7 +85,7 @@ def assert_nothing_left(
     before = Snapshot(given)
     yield
     deadline = time.monotonic() + timeout
-    while rest := Snapshot(given).extra(before):
+    while rest := Snapshot(given).added_since(before):
         if time.monotonic() > deadline:
             raise AssertionError("left behind: " + ", ".join(rest))
         gc.collect()  # objects in reference cycles are not leaks

@@ -36,7 +36,7 @@ def stride() -> int:
     return -(-ffi.sizeof("nnb_row") // 64) * 64
 
 
-def mapped(fd: int, size: int, protection: int) -> CData:
+def map_page(fd: int, size: int, protection: int) -> CData:
     """Map a statistics page until the result is dropped."""
     mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)
     check(lib.nnb_map(mapping, fd, 0, size, protection, False), "a statistics page")
@@ -47,7 +47,7 @@ class Row:
     """A row of the statistics page. `close` adds the row's numbers to the parent row."""
 
     def __init__(self, pointer: CData, page: Page | None = None, parent: Row | None = None) -> None:
-        """Use `Page.open` or `private_row`."""
+        """Use `Page.open` or `make_private_row`."""
         self.pointer = pointer
         self._page = page
         self._keep = None if page is None else page.memory
@@ -68,7 +68,7 @@ class Row:
             with page.lock:
                 lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
 
-    def leave(self) -> None:
+    def mark_left(self) -> None:
         """Record that the client awaits no more answers. The row stays open until the client's last run ends."""
         page = self._page
         if page is not None:
@@ -82,7 +82,7 @@ class Row:
             page.free(self, self._parent)
 
 
-def private_row() -> Row:
+def make_private_row() -> Row:
     """Return a row of statistics in private memory, for a burst that no reader watches."""
     pointer = ffi.new("nnb_row *")
     pointer.number = 1
@@ -108,7 +108,7 @@ class Page:
         size = lib.NNB_PAGE_HEADER + rows * stride()
         self._fd = check(lib.nnb_memfd_create(MEMORY_NAME.encode(), size, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW))
         try:
-            self.memory = mapped(self._fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
+            self.memory = map_page(self._fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
             with contextlib.suppress(OSError):  # before Linux 5.1, this user's other programs can write
                 fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | _F_SEAL_SEAL)
         except BaseException:

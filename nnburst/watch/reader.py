@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from .._core import ffi, lib
 from ..errors import DeviceUnavailable
-from .page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, mapped, stride
+from .page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, map_page, stride
 from .stats import RowKind, ServiceStats, text_of
 
 OF_USER = " of user "
@@ -84,7 +84,7 @@ class Viewer:
                 raise DeviceUnavailable(f"process {found.pid} has no statistics page that can be read")
             self._uid = status.st_uid
             most = lib.NNB_PAGE_HEADER + MOST_ROWS * stride()
-            self._mapping = mapped(fd, min(status.st_size, most), mmap.PROT_READ)
+            self._mapping = map_page(fd, min(status.st_size, most), mmap.PROT_READ)
         finally:
             os.close(fd)
         header = self._header = ffi.cast("nnb_page *", self._mapping.addr)

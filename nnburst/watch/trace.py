@@ -182,7 +182,7 @@ class Recorder:
         self._tracks += 1
         return self.pid * _TRACKS + self._tracks
 
-    def follow(self, label: str, service: tuple[int, str]) -> Recording:
+    def start_recording(self, label: str, service: tuple[int, str]) -> Recording:
         """Start to record a burst of a model.
 
         Args:

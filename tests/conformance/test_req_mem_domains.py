@@ -584,12 +584,12 @@ def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: 
     other = BufferSet([use])
     other.admit()
     other.commit(())
-    with buffer.used(write=True):
-        with pytest.raises(ResourceExhausted), buffer.used(write=False):
+    with buffer.use(write=True):
+        with pytest.raises(ResourceExhausted), buffer.use(write=False):
             pass
         with pytest.raises(ResourceExhausted):
             other.admit()
-    with buffer.used(write=False), buffer.used(write=False), pytest.raises(ResourceExhausted):
+    with buffer.use(write=False), buffer.use(write=False), pytest.raises(ResourceExhausted):
         other.admit()
     other.admit()
     other.commit(())
@@ -611,7 +611,7 @@ def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
         return waiting
 
     if first == "copy":
-        with buffer.used(write=False):
+        with buffer.use(write=False):
             waiting = begin()
             assert not buffer.initialised
     else:

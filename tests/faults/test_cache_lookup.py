@@ -127,10 +127,10 @@ def test_generation_that_is_not_confirmed_replaces_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize("what", ["look-up", "save", "note"])
 def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what: str) -> None:
     class Odd(DirectoryCache):
-        def offers(self, job: Job) -> Any:
+        def find_entries(self, job: Job) -> Any:
             if what == "look-up":
                 raise ValueError("odd")
-            yield from super().offers(job)
+            yield from super().find_entries(job)
 
         def _keep(self, *args: Any) -> CacheReason:
             reason = super()._keep(*args)

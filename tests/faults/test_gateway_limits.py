@@ -125,7 +125,7 @@ def test_answer_counts_until_it_is_read_but_no_longer_than_its_time(
             while await ask() != 200:
                 pass
             for kind in (gateway_grpc, gateway_rest):
-                monkeypatch.setattr(kind, "patience", lambda size: 0.01)
+                monkeypatch.setattr(kind, "seconds_for", lambda size: 0.01)
             models.runs = asyncio.Queue()
             with socket.create_connection(place) as client:
                 client.sendall(stalled)

@@ -279,7 +279,7 @@ def test_model_that_two_wait_for_is_opened_once_and_another_one_anew(service: Fa
 def test_questions_that_wait_leave_threads_to_others(
     service: FakeService, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nnburst.gateway.models.order", lambda address, message: hanging.go_on.wait(PATIENCE))
+    monkeypatch.setattr("nnburst.gateway.models.send_order", lambda address, message: hanging.go_on.wait(PATIENCE))
     servicer = gateway_grpc.Servicer(Models("there", may_change=True), Regions(False), Budget())
 
     async def main() -> None:

@@ -136,7 +136,7 @@ def test_many_strings_are_read_beside_the_loop(client: Any, protocol: str) -> No
 
 def test_what_is_long_or_strings_is_converted_beside_the_loop() -> None:
     def thread_for(size: int) -> threading.Thread:
-        return asyncio.run(tensors.convert_aside(size, threading.current_thread))
+        return asyncio.run(tensors.convert_in_thread(size, threading.current_thread))
 
     assert thread_for(tensors.text_size(np.zeros(1 << 24))) is thread_for(1 << 20) is threading.main_thread()
     assert threading.main_thread() not in (thread_for((1 << 20) + 1), thread_for(tensors.text_size(TEXTS)))

@@ -80,7 +80,7 @@ def test_files_that_change_while_a_successor_reads_them_are_read_again(monkeypat
     pool = WorkerPool(broker, lambda *_, **__: service, "name", [], True, lambda _: None, Isolation.NONE, {})
     (first,) = pool
     assert not broker.reload_models.called
-    pool.bury(first)
+    pool.retire(first)
     jobs.get(timeout=PATIENCE)()
     assert broker.reload_models.call_count == 1
     pool.close()

@@ -124,7 +124,7 @@ def test_canary_is_found_in_one_process_where_results_may_stay_unwritten(
     start: Callable[..., Shared], tmp_path: Path
 ) -> None:
     module = "nnburst.devices.onnxruntime.graph"
-    (tmp_path / "sitecustomize.py").write_text(f"import {module} as it\nit.guard = lambda proto: None\n")
+    (tmp_path / "sitecustomize.py").write_text(f"import {module} as it\nit.add_guards = lambda proto: None\n")
     path = os.pathsep.join((str(tmp_path), str(ROOT)))
     shared = start("none", env={**os.environ, "PYTHONPATH": path, "NNBURST_STATE_DIR": str(tmp_path / "state")})
     cases = [case for case in zero._nested_cases() if case[0].startswith("plain:")]

@@ -206,8 +206,8 @@ def test_worker_that_talks_without_pause_ends_each_of_its_clients_once() -> None
     worker = Worker(cast("Any", SimpleNamespace(broker=broker)), 7)
     worker.clients = cast("Any", {1: 1, 2: 2})
     for n in range(1000):
-        worker.gone(1 + n, f"reason {n}")
-        worker.gone(1, f"reason {n}")
+        worker.remove_client(1 + n, f"reason {n}")
+        worker.remove_client(1, f"reason {n}")
     assert len(jobs) == 2
     for job in jobs:
         job()

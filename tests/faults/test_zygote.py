@@ -191,9 +191,9 @@ def test_client_that_has_changed_does_not_stand_as_before(what: str) -> None:
         pytest.skip("there is nothing to change")
     pid = os.fork()
     if pid == 0:
-        before = forked._standing()
+        before = forked._inherited_state()
         CHANGES[what]()
-        os._exit(forked._standing() == before)
+        os._exit(forked._inherited_state() == before)
     assert os.waitpid(pid, 0)[1] == 0
 
 
@@ -263,7 +263,7 @@ def test_service_that_ends_without_its_zygote_is_dead_for_no_known_reason() -> N
 
 def test_end_of_a_service_is_said_though_the_zygote_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
-    ready = forked.ready
+    ready = forked.wait_readable
 
     def goes_on(fds: list[int], seconds: float | None) -> set[int]:
         waits.append(seconds)
@@ -272,7 +272,7 @@ def test_end_of_a_service_is_said_though_the_zygote_is_busy(monkeypatch: pytest.
 
     with child() as service:
         stop(zygote())
-        monkeypatch.setattr(forked, "ready", goes_on)
+        monkeypatch.setattr(forked, "wait_readable", goes_on)
         service.kill()
         with pytest.raises(DeadObject, match="killed by SIGKILL"):
             service.devices[0].prepare_model(tiny_model(256))
@@ -385,7 +385,7 @@ def holders(pid: int) -> set[int]:
 
 def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
-    ready = forked.ready
+    ready = forked.wait_readable
 
     def waits(fds: list[int], seconds: float | None) -> set[int]:
         asked.set()
@@ -393,7 +393,7 @@ def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pyte
 
     with child():  # the kernel has the zygote go on when the thread ends that has started it
         stop(zygote())
-        monkeypatch.setattr(forked, "ready", waits)
+        monkeypatch.setattr(forked, "wait_readable", waits)
         starting = Background(child)
         assert asked.wait(PATIENCE)
         os.kill(zygote(), signal.SIGKILL)

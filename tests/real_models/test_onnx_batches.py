@@ -415,7 +415,7 @@ def joins(them: Batches, *shape: int) -> object:
     """Bind a request of such an input `x` and output `y`; returns what has to be kept, None if it runs alone."""
     them_graph = them.graph
     place = np.zeros(4 * int(np.prod(shape)), np.uint8)
-    bound = them_graph.bound(them_graph.session.io_binding(), (), ())
+    bound = them_graph.bind(them_graph.session.io_binding(), (), ())
     inputs, outputs = [(them_graph.inputs[0], shape, place)], [(them_graph.outputs[0], shape, place)]
     return them.join(bound.kernel, inputs, outputs)
 
@@ -426,7 +426,7 @@ def test_model_with_other_rows_in_its_output_runs_alone() -> None:
         graph([node("Concat", ["x", "x"], ["y"], axis=0)], [("x", FLOAT, ("N", 6))], [("y", FLOAT, ("M", 6))])
     )
     place = np.zeros(48, np.uint8)
-    bound = twice.graph.bound(twice.graph.session.io_binding(), (), ())
+    bound = twice.graph.bind(twice.graph.session.io_binding(), (), ())
     inputs, outputs = [(twice.graph.inputs[0], (1, 6), place[:24])], [(twice.graph.outputs[0], (2, 6), place)]
     assert twice.join(bound.kernel, inputs, outputs) is None
 

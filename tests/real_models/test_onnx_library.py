@@ -139,7 +139,7 @@ def test_cancelled_plan_never_runs_again(in_c: bool) -> None:
                 plan()
                 assert pool.array(np.float32, (4,), 16).tolist() == [1] * 4
                 token.cancel()
-                for run in (plan, partial(plan.until, 1 << 62)):
+                for run in (plan, partial(plan.run_until, 1 << 62)):
                     with pytest.raises(MissedDeadline, match="its client has gone"):
                         run()
                 del plan, opened, run

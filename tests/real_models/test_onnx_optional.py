@@ -12,7 +12,7 @@ import pytest
 
 import nnburst
 from nnburst import InvalidArgument, Memory
-from nnburst.devices.onnxruntime.guards import guard
+from nnburst.devices.onnxruntime.guards import add_guards
 from nnburst.devices.onnxruntime.snapshots import exposed_arguments
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, node, onnx, ort, save_external
 
@@ -258,7 +258,7 @@ def test_what_makes_a_model_safe_takes_them_for_inputs(ir_version: int, is_const
     for model in (divided, product):
         model.ir_version = ir_version
     assert ("w" not in exposed_arguments(divided)) == is_constant
-    guard(product)
+    add_guards(product)
     assert (len(product.graph.node) == 1) == is_constant
 
 

@@ -663,18 +663,18 @@ def test_growing_state_that_was_in_use_runs_with_the_shapes_of_the_request(monke
             return len(state.get_state()["past"])
 
         assert [run(m) for m in (1, 1, 3, 3)] == [2, 3, 6, 9]
-        user, enter = state._arguments.states.all["past"].buffers[0]._open()._writing, Uses.enter  # type: ignore[attr-defined]
+        user, enter = state._arguments.states.all["past"].buffers[0]._open()._writing, Uses.acquire  # type: ignore[attr-defined]
         enter(user)
 
         def enter_after_it(uses: Uses) -> None:
             monkeypatch.undo()
-            user.leave(lib.NNB_UNCHANGED)
+            user.release(lib.NNB_UNCHANGED)
             enter(uses)
 
-        monkeypatch.setattr(Uses, "enter", enter_after_it)
+        monkeypatch.setattr(Uses, "acquire", enter_after_it)
         state.inputs["x"][:] = 1
         state.run()
-        assert Uses.enter is enter
+        assert Uses.acquire is enter
         assert len(state.get_state()["past"]) == 12
         assert run(2) == 14
 

@@ -10,7 +10,7 @@ from onnx_zero_sized import compare, computed, made
 
 import nnburst
 from nnburst import GeneralFailure
-from nnburst.devices.onnxruntime.guards import guard
+from nnburst.devices.onnxruntime.guards import add_guards
 from support.onnx_models import FLOAT, TensorProto, graph, helper, node
 
 NOT_WRITTEN = (
@@ -189,7 +189,7 @@ def test_nodes_whose_sizes_are_known_and_not_zero_stay_as_they_are() -> None:
     model = graph(nodes, inputs, outputs, weights)
     model.opset_import.add(domain="com.microsoft", version=1)
     before = model.SerializeToString()
-    guard(model)
+    add_guards(model)
     assert model.SerializeToString() == before
 
 
@@ -197,5 +197,5 @@ def test_what_a_file_says_of_shapes_inside_it_is_not_believed() -> None:
     nodes = [node("Identity", ["a"], ["b"]), node("Concat", ["b", "b"], ["y"], axis=1)]
     model = graph(nodes, [("a", FLOAT, None)], [("y", FLOAT, (2, 6))])
     model.graph.value_info.append(helper.make_tensor_value_info("b", FLOAT, (2, 3)))
-    guard(model)
+    add_guards(model)
     assert [one.op_type for one in model.graph.node][-1] == "Reshape"

@@ -36,7 +36,7 @@ class Ended:
     def __init__(self, monkeypatch: Any, kind: Any) -> None:
         self.errors: list[BaseException | None] = []
         self.changed = threading.Condition()
-        until = kind.until
+        until = kind.run_until
 
         def recorded(this: Any, deadline_ns: int) -> Any:
             error = None
@@ -50,7 +50,7 @@ class Ended:
                     self.errors.append(error)
                     self.changed.notify()
 
-        monkeypatch.setattr(kind, "until", recorded)
+        monkeypatch.setattr(kind, "run_until", recorded)
 
     def first(self) -> BaseException | None:
         with self.changed:

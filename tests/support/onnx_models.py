@@ -81,7 +81,7 @@ def run_graph(graph: Graph, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray
         binding.bind_input(argument.name, "cpu", 0, argument.element.number, list(array.shape), array.ctypes.data)
     for argument in graph.outputs:
         binding.bind_output(argument.name, "cpu")
-    bound = graph.bound(binding, (), ())
+    bound = graph.bind(binding, (), ())
     if status := bound.run(0):
         raise bound.failure(status)
     made = []

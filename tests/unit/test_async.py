@@ -429,7 +429,7 @@ def test_threads_and_tasks_share_a_session(session: nnburst.Session) -> None:
 def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
     slow: nnburst.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attend = event_loop._TrioLoop.attend
+    attend = event_loop._TrioLoop.watch
 
     def closing(loop: Any, flights: Any) -> None:
         attend(loop, flights)
@@ -439,7 +439,7 @@ def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
         with pytest.raises(nnburst.NNBurstError):
             await slow.arun(None, filled(1))
 
-    monkeypatch.setattr(event_loop._TrioLoop, "attend", closing)
+    monkeypatch.setattr(event_loop._TrioLoop, "watch", closing)
     in_trio(main)
 
 
@@ -499,8 +499,8 @@ def test_task_that_is_dropped_with_its_closed_burst_leaves_the_burst_alone(
     session.close()
     monkeypatch.setattr(in_flight, "lib", None)  # what it would be asked about may be freed
     given_up: list[bool] = []
-    give_up = in_flight.InFlightRuns.give_up
-    monkeypatch.setattr(in_flight.InFlightRuns, "give_up", lambda *flight: given_up.append(give_up(*flight)))
+    give_up = in_flight.InFlightRuns.withdraw
+    monkeypatch.setattr(in_flight.InFlightRuns, "withdraw", lambda *flight: given_up.append(give_up(*flight)))
     loop.close()
     del loop, session
     gc.collect()

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from nnburst.errors import InvalidArgument
-from nnburst.service.client.connection import order
+from nnburst.service.client.connection import send_order
 from nnburst.service.host.quotas import PER_USER, Ledger
 from nnburst.service.process import broker as _broker
 from nnburst.service.process import workers
@@ -107,7 +107,7 @@ def test_process_that_ends_the_clients_of_a_user_keeps_its_own_connection_and_th
         for pid, uid in ((1, 7), (2, 7), (3, 7), (4, 8)):
             ours, theirs = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             stack.enter_context(theirs)
-            broker.workers.take(AcceptedClient(pid, ours, Peer(pid, uid, frozenset()), user.charge()))
+            broker.workers.add_client(AcceptedClient(pid, ours, Peer(pid, uid, frozenset()), user.charge()))
         assert broker.kick(2, "enough", 7) == 2
         (shared,) = broker.workers
         assert list(shared.clients) == [2, 4]
@@ -121,7 +121,7 @@ def test_user_who_does_not_run_the_service_orders_nothing(serve: Any, monkeypatc
     with running(broker, dial) as address:
         for message in (EndClients(4711), LoadModel("relu", unload=True)):
             with pytest.raises(InvalidArgument, match="user 65534 may not order that of this service"):
-                order(address, message, timeout=PATIENCE)
+                send_order(address, message, timeout=PATIENCE)
 
 
 def test_load_that_takes_long_leaves_the_broker_to_other_orders(serve: Any) -> None:
@@ -134,9 +134,9 @@ def test_load_that_takes_long_leaves_the_broker_to_other_orders(serve: Any) -> N
             raise InvalidArgument(f"{name} has no files")
 
     with running(*serve(), change=load) as address, ThreadPoolExecutor(2) as threads:
-        loads = [threads.submit(order, address, LoadModel("relu", unload)) for unload in (False, True)]
+        loads = [threads.submit(send_order, address, LoadModel("relu", unload)) for unload in (False, True)]
         assert begun.acquire(timeout=PATIENCE)
-        assert order(address, EndClients(4711), timeout=PATIENCE).connections == 0
+        assert send_order(address, EndClients(4711), timeout=PATIENCE).connections == 0
         assert not begun.acquire(blocking=False), "two at once"
         go_on.set()
         answers = {load.exception(PATIENCE) and str(load.exception()) for load in loads}

@@ -517,7 +517,7 @@ def test_burst_whose_listener_fails_says_so(model: LocalModel, memory: Memory, m
 def test_burst_that_the_server_ends_before_the_client_has_its_end_is_a_dead_object(
     model: LocalModel, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure, ended, told = model.configure_execution_burst, SlotTable.ended, threading.Event()
+    configure, ended, told = model.configure_execution_burst, SlotTable.report_end, threading.Event()
 
     def note(self: SlotTable, reason: str) -> None:
         ended(self, reason)
@@ -529,7 +529,7 @@ def test_burst_that_the_server_ends_before_the_client_has_its_end_is_a_dead_obje
         return made
 
     monkeypatch.setattr("nnburst.burst.server.server.serve", lambda *_: -errno.ENOBUFS)
-    monkeypatch.setattr(SlotTable, "ended", note)
+    monkeypatch.setattr(SlotTable, "report_end", note)
     monkeypatch.setattr(model, "configure_execution_burst", wait_for_the_end)
     with ExecutionBurstController.create(model) as controller:
         with pytest.raises(DeadObject, match="has ended the burst: the client takes no results"):

@@ -105,7 +105,7 @@ def test_limits_of_a_group_are_the_quotas_of_its_user(groups: Groups, tmp_path: 
     (tmp_path / "user-7" / "memory.swap.max").write_text("max")
     processors = (os.cpu_count() or 1) - 1
     quotas = {"process_bytes": 1 << 30, "process_threads": 50, "processors": processors}
-    group = groups.enter(12, 7, PER_USER.changed(quotas, of_user=True))
+    group = groups.add_worker(12, 7, PER_USER.replace(quotas, of_user=True))
     assert group is not None
     assert {file.name: file.read_text() for file in (tmp_path / "user-7").iterdir()} == {
         "memory.max": "1073741824",
@@ -115,22 +115,22 @@ def test_limits_of_a_group_are_the_quotas_of_its_user(groups: Groups, tmp_path: 
         "cpu.max": f"{100_000 * max(processors, 1)} 100000" if processors else "100000 100000",
         "cgroup.procs": "12",
     }
-    groups.enter(13, 8, PER_USER)
+    groups.add_worker(13, 8, PER_USER)
     assert (tmp_path / "user-8" / "memory.max").read_text() == "max"
     assert (tmp_path / "user-8" / "cpu.max").read_text() == "max 100000"
-    groups.enter(14, None, PER_USER)
+    groups.add_worker(14, None, PER_USER)
     assert [file.name for file in (tmp_path / "named").iterdir()] == ["cgroup.procs"]
 
 
 def test_controller_that_the_groups_lack_is_not_used(tmp_path: Path) -> None:
-    group = Groups(tmp_path, frozenset(("pids",))).enter(12, 7, PER_USER)
+    group = Groups(tmp_path, frozenset(("pids",))).add_worker(12, 7, PER_USER)
     assert group is not None
     assert group.held == {"pids"}
     assert {file.name for file in (tmp_path / "user-7").iterdir()} == {"pids.max", "cgroup.procs"}
 
 
 def test_worker_that_the_kernel_ends_for_want_of_memory_is_told_from_others(groups: Groups, tmp_path: Path) -> None:
-    group = groups.enter(12, 7, PER_USER)
+    group = groups.add_worker(12, 7, PER_USER)
     assert group is not None
     events = tmp_path / "user-7" / "memory.events"
     said = []
@@ -146,7 +146,7 @@ def test_worker_that_the_kernel_ends_for_want_of_memory_is_told_from_others(grou
 def test_group_is_removed_once_its_workers_have_ended(
     groups: Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = groups.enter(12, 7, PER_USER)
+    group = groups.add_worker(12, 7, PER_USER)
     assert group is not None
     assert not groups.sweep({group})
     assert groups.sweep({None}), "it has files here, as one whose process is still there"
@@ -160,5 +160,5 @@ def test_worker_whose_group_is_refused_is_counted_by_the_service(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "user-7").write_text("in the way")
-    assert Groups(tmp_path, frozenset()).enter(12, 7, PER_USER) is None
+    assert Groups(tmp_path, frozenset()).add_worker(12, 7, PER_USER) is None
     assert "process 12 is not in the group" in caplog.text

@@ -69,7 +69,7 @@ def test_line_is_on_the_terminal_while_a_model_is_compiled(name: str, monkeypatc
         raise LookupError
 
     model = SimpleNamespace(model=SimpleNamespace(pools=()))
-    monkeypatch.setattr("nnburst.cli.serve.repository.imported", lambda *_: nullcontext(("device", model)))
+    monkeypatch.setattr("nnburst.cli.serve.repository.import_model", lambda *_: nullcontext(("device", model)))
     monkeypatch.setattr("nnburst.runtime.session.Session", compiled)
     monkeypatch.setattr(command, "launch", lambda **_: nullcontext(SimpleNamespace(session=compiled)))
     monkeypatch.setattr("nnburst.cli.progress.PATIENCE", 0)

@@ -261,17 +261,17 @@ def test_run_below_a_run_of_the_same_thread_has_a_permit_of_its_own_or_is_told(
     with service.session(add_model(), concurrency=concurrency) as session:
         session.run(None, {"x": ONE, "y": ONE})
         execution: Any = session._idle[-1].execution
-        feed = execution._feed
+        feed = execution._set_inputs
 
         def handler(inputs: object) -> bool:
-            execution._feed = feed  # once
+            execution._set_inputs = feed  # once
             try:
                 inner.append(str(session.run(None, {"x": ONE, "y": ONE})[0].tolist()))
             except BadState as error:
                 inner.append(str(error))
             return bool(feed(inputs))
 
-        execution._feed = handler
+        execution._set_inputs = handler
         assert session.run(None, {"x": ONE, "y": ONE})[0].tolist() == [2] * 4
     assert ("1 runs of the session are under way in this thread" if concurrency == 1 else str([2.0] * 4)) in inner[0]
 

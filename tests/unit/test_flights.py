@@ -349,8 +349,8 @@ def test_many_runs_at_once_have_a_burst_each_which_is_given_back() -> None:
 
 
 def test_arrays_that_are_given_back_while_the_session_is_being_closed_are_not_kept(service: nnburst.Service) -> None:
-    with service.session(relu()) as session, session._lent_ring(4, {}) as ring:
-        next(ring.flights((True, i) for i in range(4)))
+    with service.session(relu()) as session, session._lend_ring(4, {}) as ring:
+        next(ring.run((True, i) for i in range(4)))
         session.compilation.close()
 
 
@@ -486,7 +486,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
             held.go_on.set()
         assert holding.result() is None
         for permit in permits:
-            session._runs.permits.give(permit)
+            session._runs.permits.put_back(permit)
         assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
 
 

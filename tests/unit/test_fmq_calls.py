@@ -32,7 +32,7 @@ def queue() -> Iterator[MessageQueue]:
 def no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a call by cffi fail."""
     monkeypatch.delattr(MessageQueue, "_source")
-    monkeypatch.delattr(MessageQueue, "_target")
+    monkeypatch.delattr(MessageQueue, "_output_array")
 
 
 @pytest.mark.usefixtures("no_other_way")

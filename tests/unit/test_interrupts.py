@@ -62,7 +62,7 @@ def test_interrupts_at_any_step_of_threads_that_wait_for_permits_lose_none(storm
 
     def use(_: int) -> None:
         if (permit := home.take(Deadline.after(PATIENCE))) is not None:
-            home.give(permit)
+            home.put_back(permit)
 
     storm(use, 1000)
     assert not home.waiting

@@ -173,7 +173,7 @@ def test_no_kernel_in_c_runs_with_the_interpreter_lock(memory: Memory, served: A
 
         def landed() -> bool:
             with closing(controller.flights.copy_bell()) as bell:
-                controller.flights.attend(bell.fds[0])
+                controller.flights.collect(bell.fds[0])
             return started[-1].status is not None
 
         executor.during = start_in_c

@@ -67,8 +67,8 @@ def test_deadline_is_postponed_by_the_time_that_does_not_count() -> None:
     assert 60 < (Deadline(now + 60 * 10**9).postpone(now - 30 * 10**9).left() or 0) <= 90
     assert Deadline.never.postpone(now) == Deadline.never
     assert Deadline.after(0).postpone(time.monotonic_ns()).left() == 0
-    assert Deadline(5).sooner(Deadline(7)) == Deadline(7).sooner(Deadline(5)) == Deadline(5)
-    assert Deadline(5).sooner(Deadline.never) == Deadline.never.sooner(Deadline(5)) == Deadline(5)
+    assert Deadline(5).earlier(Deadline(7)) == Deadline(7).earlier(Deadline(5)) == Deadline(5)
+    assert Deadline(5).earlier(Deadline.never) == Deadline.never.earlier(Deadline(5)) == Deadline(5)
 
 
 def test_limit_ends_with_the_call_that_is_interrupted() -> None:

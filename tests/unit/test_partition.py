@@ -38,12 +38,12 @@ from nnburst.errors import (
     ResourceExhausted,
 )
 from nnburst.model import Capabilities, Request
-from nnburst.model.partition import cut, regions
+from nnburst.model.partition import regions, split_model
 from nnburst.model.performance import NEVER, operation_cost
 from nnburst.model.types import NO_TIMING, DataLocation, OperandDesc, PerformanceInfo, RequestArgument
 from nnburst.model.validate import validate_model
 from nnburst.nnapi import Burst, Compilation, Execution
-from nnburst.runtime.compile.compilation import _alone
+from nnburst.runtime.compile.compilation import _devices_for_whole
 from support.models import built, compiled, described, doubling_model, relu
 from support.services import in_process
 from support.waiting import PATIENCE
@@ -183,7 +183,7 @@ def test_any_cut_of_any_model_is_valid_and_computes_the_same(data: Any) -> None:
     model = random_model(data.draw)
     operations = len(model.main.operations)
     chosen = data.draw(st.lists(st.integers(0, 2), min_size=operations, max_size=operations))
-    parts = cut(model, chosen)
+    parts = split_model(model, chosen)
     assert sorted(n for part in parts for n in part.operations) == list(range(operations))
     for part in parts:
         validate_model(part.model)
@@ -302,7 +302,7 @@ def test_deadline_is_that_of_all_parts() -> None:
         def __call__(self) -> None:
             raise AssertionError("it has a deadline")
 
-        def until(self, deadline_ns: int) -> None:
+        def run_until(self, deadline_ns: int) -> None:
             given.append(deadline_ns)
             while len(given) == 2 and time.monotonic_ns() < deadline_ns:
                 time.sleep(0.001)
@@ -310,7 +310,7 @@ def test_deadline_is_that_of_all_parts() -> None:
     kernel = _PartsKernel(object(), Request((), ()), [Part(), Part(), Part()], False, tells=False)
     deadline_ns = time.monotonic_ns() + 10**7
     with pytest.raises(MissedDeadline):
-        kernel.until(deadline_ns)
+        kernel.run_until(deadline_ns)
     assert given == [deadline_ns] * 2
 
 
@@ -318,9 +318,9 @@ def test_part_in_another_process_gets_what_is_left_of_the_time() -> None:
     bound = SimpleNamespace(timeout=None, result=(ErrorStatus.NONE, (), NO_TIMING), seen=[])
     bound.run = lambda: bound.seen.append(bound.timeout)
     part = _ThroughBurst(bound)
-    part.until(time.monotonic_ns() + 10**10)
+    part.run_until(time.monotonic_ns() + 10**10)
     part()
-    part.until(time.monotonic_ns() - 1)
+    part.run_until(time.monotonic_ns() - 1)
     assert 0 < bound.seen[0] <= 10
     assert bound.seen[1:] == [None, 0]
 
@@ -529,4 +529,4 @@ def test_costs_of_control_flow_are_those_of_what_is_inside() -> None:
     unknown = Capabilities()
     assert operation_cost(relu(), relu().main, relu().main.operations[0], unknown) == NEVER
     device = ReferenceDevice()
-    assert _alone(relu(), [(device, (True,))], [unknown]) == [(math.inf, device)]
+    assert _devices_for_whole(relu(), [(device, (True,))], [unknown]) == [(math.inf, device)]

@@ -75,7 +75,7 @@ class Watched(pickle.Unpickler):
 
 def test_pickle_names_an_address_a_model_and_options(session: nnburst.Session, shared: Shared) -> None:
     data = pickle.dumps(session)
-    assert Watched(data).found == ["nnburst.runtime.pickled.read", "nnburst.runtime.pickled.opened"]
+    assert Watched(data).found == ["nnburst.runtime.pickled.read", "nnburst.runtime.pickled.open_session"]
     assert {shared.address, "double", "timeout"} < {a for _, a, _ in pickletools.genops(data) if isinstance(a, str)}
     assert Watched(pickle.dumps(session.service)).found[1:] == ["nnburst.runtime.pickled.connected"]
 
@@ -134,7 +134,7 @@ def test_file_of_a_model_and_a_socket_are_found_from_another_directory(
 ) -> None:
     monkeypatch.chdir(shared.path.parent)
     session._model = "net.onnx"
-    assert str(shared.path.parent / "net.onnx") in pickled.of_session(session)[1][1]
+    assert str(shared.path.parent / "net.onnx") in pickled.reduce_session(session)[1][1]
     with nnburst.connect(f"unix:{shared.path.name}") as relative:
         assert relative.shared is not None
         assert relative.shared[0] == shared.address

@@ -140,7 +140,7 @@ def test_listing_does_not_disturb_a_claim() -> None:
 
 def test_name_whose_lock_file_was_removed_is_still_the_first_owners(runtime: Path) -> None:
     with contextlib.closing(claim("vision")) as claimed:
-        claimed.say("closed in")
+        claimed.write("closed in")
         (runtime / "vision.lock").unlink()
         (found,) = running_services()
         assert (found.name, found.pid, found.sandbox) == ("vision", os.getpid(), "closed in")

@@ -314,7 +314,7 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
             with contextlib.suppress(BlockingIOError):
                 while True:
                     end._sock.send(junk)
-            end.forget(protocol.Release(7))
+            end.call_without_answer(protocol.Release(7))
             before = -1
             while before != polls:  # until it waits for room
                 before = polls
@@ -338,7 +338,7 @@ def test_any_number_of_things_may_be_dropped_at_once() -> None:
     count = 3000
     with connected(service=(service := Answers())) as (client, _):
         for number in range(count):
-            client.forget(protocol.Release(number))
+            client.call_without_answer(protocol.Release(number))
         client.call(protocol.Goodbye(), timeout=PATIENCE)
         until(lambda: len(service.seen) > count)
         assert {m.object for m in service.seen if isinstance(m, protocol.Release)} == set(range(count))
@@ -356,7 +356,7 @@ def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side()
         for _ in calls:
             sock.recv(1000)
         for number in range(300):
-            end.forget(protocol.Release(number))
+            end.call_without_answer(protocol.Release(number))
         sock.settimeout(0.1)
         with pytest.raises(TimeoutError):
             sock.recv(1000)
@@ -372,8 +372,8 @@ def test_call_is_over_when_its_answer_is_sent_so_that_another_long_one_may_follo
 
         def noted(self: outbox.Outbox, message: Any) -> bool:
             served = service._serving._served
-            served.enter(is_long=True)
-            served.leave(is_long=True)
+            served.begin(is_long=True)
+            served.end(is_long=True)
             over.append(served.count)
             return send_now(self, message)
 
@@ -399,27 +399,27 @@ def test_answer_that_the_socket_does_not_take_is_left_to_the_owner() -> None:
 def test_what_is_served_is_counted_until_it_is_answered() -> None:
     served = serving.ServedCalls()
     for _ in range(3000):
-        served.enter()
-        served.leave()
+        served.begin()
+        served.end()
     for _ in range(2 * pending.MAX_PENDING):
-        served.enter()
+        served.begin()
     with pytest.raises(protocol.Malformed, match="too many"):
-        served.enter()
+        served.begin()
     served = serving.ServedCalls()
     with pytest.raises(protocol.Malformed, match="too many"):
-        served.enter(waiting=2 * pending.MAX_PENDING)
+        served.begin(waiting=2 * pending.MAX_PENDING)
     for _ in range(8):
-        served.enter(253)
-    served.enter(2048 - 8 * 253)
+        served.begin(253)
+    served.begin(2048 - 8 * 253)
     with pytest.raises(protocol.Malformed, match="too many"):
-        served.enter(1)
-    served.leave(253)
-    served.enter(253)
-    served.enter(0, is_long=True)
+        served.begin(1)
+    served.end(253)
+    served.begin(253)
+    served.begin(0, is_long=True)
     with pytest.raises(protocol.Malformed, match="two long"):
-        served.enter(0, is_long=True)
-    served.leave(0, is_long=True)
-    served.enter(0, is_long=True)
+        served.begin(0, is_long=True)
+    served.end(0, is_long=True)
+    served.begin(0, is_long=True)
 
 
 def test_answer_that_comes_as_the_deadline_passes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +441,7 @@ def test_requests_that_a_busy_peer_does_not_read_do_not_end_the_connection() -> 
         with contextlib.suppress(BlockingIOError):
             while True:
                 end._sock.send(junk)
-        end.forget(protocol.Release(7))
+        end.call_without_answer(protocol.Release(7))
         with pytest.raises(MissedDeadline, match="does not read"):
             end.call(protocol.Goodbye(), timeout=0.3)
         assert end.alive

@@ -744,7 +744,7 @@ def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way:
         assert go_on.wait(PATIENCE)
 
     few = Quotas(requests=2)
-    options = {"quotas": few} if owner == "connection" else {"user_quotas": PER_USER.changed({"requests": 2})}
+    options = {"quotas": few} if owner == "connection" else {"user_quotas": PER_USER.replace({"requests": 2})}
     knob = r"this connection may have 2 requests.*--quota requests=N, launch\(quotas=\{'requests': N\}\)"
     if owner == "user":
         knob = rf"user {os.getuid()} may have 2 requests.*--quota user.requests=N\)"

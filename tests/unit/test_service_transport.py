@@ -598,7 +598,7 @@ def test_descriptors_that_the_kernel_refuses_for_too_long_are_told_and_the_conne
         until(lambda: len(service.released) == 1)
         client.call(protocol.Goodbye(), timeout=PATIENCE)
         failures: list[NNBurstError] = []
-        client.forget(protocol.TakeClient(1, False), [0], failures.append)
+        client.call_without_answer(protocol.TakeClient(1, False), [0], failures.append)
         until(lambda: failures, "nobody learns that a request was not sent")
         assert isinstance(failures[0], ResourceExhausted)
 

@@ -392,7 +392,7 @@ def test_permit_goes_to_those_that_wait_in_order(monkeypatch: pytest.MonkeyPatch
     def wait(name: str, seconds: float | None) -> None:
         if (mine := home.take(Deadline.after(seconds))) is not None:
             took.append(name)
-            home.give(mine)
+            home.put_back(mine)
 
     waits = {"first": None, "hasty": 0.05, "last": None}
     waiting = list[Background]()
@@ -401,7 +401,7 @@ def test_permit_goes_to_those_that_wait_in_order(monkeypatch: pytest.MonkeyPatch
         until(lambda i=i: len(home.waiting) == i or waiting[1].is_over)  # type: ignore[misc]
     assert waiting[1].result() is None
     assert home.take(Deadline.after(0)) is None
-    home.give(permit)
+    home.put_back(permit)
     assert [each.result() for each in waiting] == [None] * 3
     assert took == ["first", "last"]
     assert home.idle == [permit]

@@ -83,8 +83,8 @@ def test_runs_of_hundreds_of_shapes_share_few_pools_slots_and_descriptors(sessio
 
 def test_room_doubles_so_that_growing_shapes_need_few_pools(session: nnburst.Session) -> None:
     bound: list[Any] = []
-    spare = session._pool.spare
-    session._pool.spare = lambda: bound.append(1) or spare()  # type: ignore[method-assign,func-returns-value]
+    spare = session._pool.get_free_burst
+    session._pool.get_free_burst = lambda: bound.append(1) or spare()  # type: ignore[method-assign,func-returns-value]
     for n in range(1, 1500):
         check(session.run(None, inputs(n, 3)), inputs(n, 3))
     assert len(bound) <= 8  # twice for the room of inputs, twice for that of `some`, once for that of `both`

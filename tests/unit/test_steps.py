@@ -259,7 +259,7 @@ def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> No
         assert prepared.execute_synchronously(request)[0] is nnburst.errors.ErrorStatus.NONE
         table.hang_up()
         assert prepared.execute_synchronously(request)[0] is nnburst.errors.ErrorStatus.NONE
-        table.leave()
+        table.detach_client()
         ended = prepared.execute_synchronously(request)
         assert "its client has gone" in ended.reason  # type: ignore[attr-defined]
         with under_token(None):

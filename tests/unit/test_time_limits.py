@@ -17,7 +17,7 @@ import nnburst
 from nnburst import Service
 from nnburst._core.deadline import Deadline
 from nnburst.burst.server.group import ListenerGroup
-from nnburst.devices.deadline import calling_at
+from nnburst.devices.deadline import call_at
 from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.devices.reference.program import Program
 from nnburst.devices.registry import create_device
@@ -122,7 +122,7 @@ def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_rem
         assert permit is not None
         with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*concurrency="):
             asyncio.run(session.arun(None, {"x": X}, timeout=0.2 / 3))
-        session._runs.permits.give(permit)
+        session._runs.permits.put_back(permit)
     with service.session(relu()) as session:
         one, two = session.bind(), session.bind()
         with stopped(service.pid):
@@ -216,11 +216,11 @@ def test_loop_ends_at_the_deadline_of_its_run(rig: tuple[Service, Recorded], mon
 
 def test_what_is_due_is_called_and_nothing_else() -> None:
     called = threading.Event()
-    with calling_at(time.monotonic_ns() + 3600 * 10**9, lambda: pytest.fail("not due")):
-        with calling_at(time.monotonic_ns() + 10**7, called.set):
+    with call_at(time.monotonic_ns() + 3600 * 10**9, lambda: pytest.fail("not due")):
+        with call_at(time.monotonic_ns() + 10**7, called.set):
             assert called.wait(PATIENCE)
         late = threading.Event()
-        with calling_at(time.monotonic_ns() - 1, late.set):
+        with call_at(time.monotonic_ns() - 1, late.set):
             assert late.wait(PATIENCE)
-    with calling_at(2**63 - 2, called.clear):
+    with call_at(2**63 - 2, called.clear):
         assert called.is_set()

@@ -174,7 +174,7 @@ with nnburst.in_process(devices=["nnburst-noop"]) as service, service.session(b.
     def give():
         while not session._waiting:
             time.sleep(0.001)
-        session._runs.permits.give(permit)
+        session._runs.permits.put_back(permit)
     threading.Thread(target=give, daemon=True).start()
     session.run(None, array)  # waits, although its span is around it
     pid = service.pid

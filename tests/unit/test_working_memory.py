@@ -140,7 +140,7 @@ def test_a_run_that_needs_more_than_the_quota_is_refused_and_says_which(
 
 
 def test_quota_of_a_user_counts_all_of_its_connections() -> None:
-    quotas = PER_USER.changed({"working_bytes": MIB}, of_user=True)
+    quotas = PER_USER.replace({"working_bytes": MIB}, of_user=True)
     with in_process([ReferenceDevice()], user_quotas=quotas) as (client, _), Memory.ashmem(4096) as pool:
         model = client.devices[0].prepare_model(large(2 * MIB))
         with pytest.raises(

@@ -20,12 +20,12 @@ from ...fmq.descriptor import Layout
 from ...fmq.queue import new_queue
 from ...model.running import RunOptions
 from ...model.types import MeasureTiming, Named
-from ...watch.page import private_row
+from ...watch.page import make_private_row
 from ...watch.stats import Latency, row_stats
 from ..endpoint import open_channels
 from ..polling import CHANNEL_LENGTH, DATUM, loop_timeout_ns, window_ns
 from ..stats import BurstStats
-from .in_flight import InFlightRuns, bell
+from .in_flight import InFlightRuns, make_bell
 from .request import BoundRequest
 from .slots import SlotTable
 
@@ -81,7 +81,7 @@ class ExecutionBurstController(OneProcess, Closing):
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
         if not all(least <= length <= most for length in lengths):
             raise InvalidArgument(f"a burst channel has {least} to {most} datums, not {lengths}")
-        watched, rung = bell()
+        watched, rung = make_bell()
         slots = SlotTable(rung.fds[0], loop_ns)
         with contextlib.closing(rung), contextlib.ExitStack() as stack, contextlib.ExitStack() as failing:
             failing.callback(watched.close)  # closed at once, since the error may stay alive
@@ -114,7 +114,7 @@ class ExecutionBurstController(OneProcess, Closing):
         self._prepared_model = prepared_model
         self._context = context
         self._slots = slots
-        self._row = private_row()
+        self._row = make_private_row()
         lib.nnb_client_watch(endpoint, self._row.pointer)
         self.endpoint = endpoint
         self._lock = process_lock()
@@ -130,7 +130,7 @@ class ExecutionBurstController(OneProcess, Closing):
             if (end := this()) is not None:
                 lib.nnb_client_hang_up(end.endpoint)
 
-        slots.when_ended(hang_up)
+        slots.set_end_listener(hang_up)
         self._unlink = prepared_model.link_to_death(hang_up)
         _ENDS[id(self)] = self
 
@@ -274,7 +274,7 @@ class ExecutionBurstController(OneProcess, Closing):
         """End the burst. A running execution raises `BadState`, but the service finishes it. Idempotent."""
         self.refuse()
         self._leaving = self._leaving or Leaving(
-            self._unlink, self._context.leave, self._context.close, self._close_endpoint, self._forget_all
+            self._unlink, self._context.detach_client, self._context.close, self._close_endpoint, self._forget_all
         )
         self._leaving()
 
@@ -299,7 +299,7 @@ class ExecutionBurstController(OneProcess, Closing):
         """End the burst without waiting. Any thread or finaliser may call it."""
         with contextlib.suppress(NNBurstError):
             self._unlink()
-            self._context.leave()
+            self._context.detach_client()
             self._context.hang_up()
 
 

@@ -1,7 +1,7 @@
 """Executions that block no caller. An event loop, or one thread for all executions of a burst, waits for answers.
 
-The bell of a burst is a socket. If `InFlightRuns.attend` or `arm` finds no answer, the service makes the bell readable
-at the next answer. Several threads may watch the bell. When it is readable, all of them call `attend`, and one takes
+The bell of a burst is a socket. If `InFlightRuns.collect` or `arm` finds no answer, the service makes the bell readable
+at the next answer. Several threads may watch the bell. When it is readable, all of them call `collect`, and one takes
 the answers.
 """
 
@@ -30,12 +30,12 @@ _CLOSED = -errno.ESHUTDOWN
 _RESTART = -errno.ERESTART
 
 
-def bell() -> tuple[FdSet, FdSet]:
+def make_bell() -> tuple[FdSet, FdSet]:
     """Return connected sockets: one to watch, one for the service to write to."""
     import _socket  # with `socket.socketpair`, an interrupt could lose a descriptor
 
     watched, rung = system(_socket.socketpair, _socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
-    return FdSet.made(watched.detach), FdSet.made(rung.detach)
+    return FdSet.create(watched.detach), FdSet.create(rung.detach)
 
 
 class InFlight:
@@ -56,7 +56,7 @@ class InFlight:
         self.may_look = False
         self._then: Callable[[InFlight], None] | None = None
 
-    def when_landed(self, then: Callable[[InFlight], None]) -> None:
+    def on_end(self, then: Callable[[InFlight], None]) -> None:
         """Call `then` when the run has ended, or at once if it has ended. Another call of this method replaces `then`.
 
         The thread that takes the answer calls `then`, possibly twice. `then` must not wait.
@@ -89,11 +89,11 @@ class InFlightRuns:
         return self._watched.closed
 
     def copy_bell(self) -> FdSet:
-        """Return a descriptor that is readable when `attend` must be called. Raises `BadState` if closed."""
+        """Return a descriptor that is readable when `collect` must be called. Raises `BadState` if closed."""
         return self._watched.copy()
 
     def start(self, request: BoundRequest, *, look_until: int = 0) -> InFlight:
-        """Start an execution. If its answer does not come at once, call `look`, `arm` or `attend` afterwards.
+        """Start an execution. If its answer does not come at once, call `look`, `arm` or `collect` afterwards.
 
         Args:
             request: A request that is bound to this burst and not in flight.
@@ -121,7 +121,7 @@ class InFlightRuns:
         elif status not in (_AGAIN, _BUSY, _NOT_FLYING):
             self._land(flight.tag, status)
 
-    def give_up(self, flight: InFlight) -> bool:
+    def withdraw(self, flight: InFlight) -> bool:
         """Withdraw an execution that was not sent. Return False if the execution was sent and will be answered."""
         if flight.status is not None:  # a task may be dropped long after its burst has closed
             return True
@@ -137,7 +137,7 @@ class InFlightRuns:
             if flight._then is not None:
                 flight._then(flight)
 
-    def _take(self) -> None:
+    def _land_all(self) -> None:
         tag, flying = _AGAIN, self._flying
         while flying and (tag := lib.nnb_client_land(self._endpoint)) >= 0:
             flight = flying.get(tag)
@@ -153,19 +153,19 @@ class InFlightRuns:
         while self._flying:
             if lib.nnb_client_arm(self._endpoint) <= 0:  # if negative, the thread that waits in the burst rings
                 return True
-            self._take()
+            self._land_all()
         return False
 
-    def attend(self, watched: int) -> bool:
+    def collect(self, watched: int) -> bool:
         """Take the answers when the bell is readable, and call `arm`. Return False if nothing is in flight.
 
         Args:
             watched: The descriptor that `copy_bell` returned.
         """
         lib.nnb_bell_hush(watched)
-        self._take()
+        self._land_all()
         return self.arm()
 
     def close(self) -> None:
-        self._take()
+        self._land_all()
         self._watched.close()

@@ -45,7 +45,7 @@ _REFUSALS = {
 }
 
 
-def inherited() -> BadState:
+def fork_error() -> BadState:
     return BadState(
         "the burst was inherited through fork() and belongs to the parent process; open a session, on a service of its "
         "own, in the child"
@@ -110,7 +110,7 @@ class BoundRequest(Runnable, OneProcess):
             check_open(request)
             raw, keep_alive = c_request(request, controller.slots_for(request.pools), measure=self._measure)  # type: ignore[arg-type]
             if i == 0:
-                check(lib.nnb_execution_create(out, controller.endpoint, raw), "bind", {errno.ECHILD: inherited()})
+                check(lib.nnb_execution_create(out, controller.endpoint, raw), "bind", {errno.ECHILD: fork_error()})
                 pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
                 if self._answer_length is not None:
                     lib.nnb_execution_set_answer(pointer, self._answer_length)
@@ -178,7 +178,7 @@ class BoundRequest(Runnable, OneProcess):
                 elif status in _NOT_BEGUN or (status == _DIED and repeats < self._retries):
                     repeats += status == _DIED
                     begun = self._deadline if status == _DIED else Deadline.after(self._allowed)
-                    if (deadline := self._again(-status, deadline or begun)) is None:
+                    if (deadline := self._rebind(-status, deadline or begun)) is None:
                         break
                     self._limit(deadline.left())
                     try:
@@ -192,7 +192,7 @@ class BoundRequest(Runnable, OneProcess):
             lib.nnb_execution_abandon(self.pointer)
             raise
         if status < 0:
-            self._fail(-status)
+            self._raise(-status)
         if status and raises:
             self._check_ended_well(status)
 
@@ -205,7 +205,7 @@ class BoundRequest(Runnable, OneProcess):
     _restarts = False
     """True if a run restarts a service that has died."""
 
-    def _again(self, number: int, deadline: Deadline) -> Deadline | None:
+    def _rebind(self, number: int, deadline: Deadline) -> Deadline | None:
         """Bind this request to another burst, after a run that failed with errno `number`.
 
         Returns:
@@ -251,12 +251,12 @@ class BoundRequest(Runnable, OneProcess):
         except NNBurstError:  # without a reason, only the status is reported
             return result
 
-    def _fail(self, number: int) -> int:
+    def _raise(self, number: int) -> int:
         self._elsewhere = None
         special = {number: _FAILURES[number](self)} if number in _FAILURES else None
         return check(-number, "run", special)
 
-    def _ended(self, meanwhile: str) -> NNBurstError:
+    def _burst_error(self, meanwhile: str) -> NNBurstError:
         """Return the exception for a burst that has ended. If this side closed it, the message is `meanwhile`."""
         controller = self.controller
         if controller.closed:
@@ -293,7 +293,7 @@ class BoundRequest(Runnable, OneProcess):
         """Durations of the last run, in microseconds, if the request was bound with ``measure=True``."""
         return self.result[2] if self._measure else NO_TIMING
 
-    def _missed(self) -> MissedDeadline:
+    def _deadline_error(self) -> MissedDeadline:
         return MissedDeadline(f"no answer {in_time(self._allowed)}; a late one will be dropped. {_REMEDY}")
 
     @contextlib.contextmanager
@@ -332,13 +332,13 @@ class BoundRequest(Runnable, OneProcess):
 
 _CLOSED = "the burst is closed; open another session"
 _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
-    errno.ETIMEDOUT: BoundRequest._missed,
+    errno.ETIMEDOUT: BoundRequest._deadline_error,
     errno.ECANCELED: lambda bound: MissedDeadline(
         f"not started {in_time(bound._allowed)}: the service has not come yet to the runs that were given up before. "
         + _REMEDY
     ),
-    errno.EPIPE: lambda bound: bound._ended("the burst was closed while this execution ran"),
-    errno.ENOTCONN: lambda bound: bound._ended(_CLOSED),
+    errno.EPIPE: lambda bound: bound._burst_error("the burst was closed while this execution ran"),
+    errno.ENOTCONN: lambda bound: bound._burst_error(_CLOSED),
     errno.EBUSY: lambda bound: BadState(
         "the burst is running another execution; a burst runs one at a time, open one per thread"
     ),
@@ -346,7 +346,7 @@ _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
         "the execution is running, or a run that was given up has not landed; bind one for each thread"
     ),
     errno.ESHUTDOWN: lambda bound: BadState(_CLOSED),
-    errno.ECHILD: lambda bound: inherited(),
+    errno.ECHILD: lambda bound: fork_error(),
     errno.EBADMSG: lambda bound: GeneralFailure(
         "the service corrupted the channel; the burst is dead, open another session"
     ),

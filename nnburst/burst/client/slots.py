@@ -65,11 +65,11 @@ class SlotTable(BurstCallback):
     def __len__(self) -> int:
         return len(self._slots)
 
-    def ended(self, reason: str) -> None:
+    def report_end(self, reason: str) -> None:
         self.end_reason = self.end_reason or reason or "it does not say why"  # set first: there may be no listener
         self._on_end()
 
-    def when_ended(self, listener: Callable[[], None]) -> None:
+    def set_end_listener(self, listener: Callable[[], None]) -> None:
         """Register a function to call, possibly twice, when the server has ended the burst."""
         self._on_end = listener
         if self.end_reason:

@@ -71,7 +71,7 @@ class ListenerGroup:
             while len(self._bursts) <= number:
                 self._bursts.append(None)
             self._bursts[number] = burst
-            burst.take_places(self._plans, number * lib.NNB_BURST_PLANS)
+            burst.place_plans(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
         """Start a thread for the first burst, and another for more bursts: a run may occupy one thread for ever."""
@@ -117,7 +117,7 @@ class ListenerGroup:
         while True:
             event = serve(lib.nnb_group_next, worker, self._plans, self._burst_of)
             if event >= lib.NNB_BURST_ENDED:
-                self._take_out(event - lib.NNB_BURST_ENDED).end(lib.nnb_worker_ending(worker))
+                self._remove(event - lib.NNB_BURST_ENDED).end(lib.nnb_worker_ending(worker))
             elif event == -errno.EUSERS:
                 self._start_thread()
             else:
@@ -129,7 +129,7 @@ class ListenerGroup:
         assert burst is not None
         return burst
 
-    def _take_out(self, plan: int) -> ServerEnd:
+    def _remove(self, plan: int) -> ServerEnd:
         """Remove and return the burst of a plan id, after the burst has ended."""
         with self._lock:
             burst = self._burst_of(plan)
@@ -153,11 +153,11 @@ class ListenerGroup:
         weakref.finalize(flow, lib.nnb_group_leave, self._handle, flow.number).atexit = False
         return flow
 
-    def leave(self) -> None:
+    def detach_client(self) -> None:
         """Report to all bursts that their clients no longer wait for answers."""
         for burst in tuple(self._bursts):
             if burst is not None:
-                burst.leave()
+                burst.detach_client()
 
     def close(self) -> None:
         """End all bursts and threads after their current runs. Idempotent."""

@@ -44,7 +44,7 @@ def serve(
                 if result is not None:
                     burst_of(plan).answer(result)
             if 0 < plan < ended:
-                burst_of(plan & (new - 1)).attend(plan)
+                burst_of(plan & (new - 1)).run_request(plan)
             elif plan == _RESTART:
                 free_closed_buffers()
             else:
@@ -65,7 +65,7 @@ def _close_all() -> None:
     """Close all listeners at interpreter exit, because no thread may be inside C while the interpreter ends."""
     for reference in SERVING.valuerefs():  # a copy, because other threads may add listeners
         if (each := reference()) is not None:
-            each.leave()
+            each.detach_client()
             each.close()
 
 

@@ -17,9 +17,9 @@ from ..._core.errno import check
 from ..._core.threads import start_daemon
 from ...errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...memory.managed import BufferSet
-from ...model.running import ExecutionResult, RunOptions, reason_of, took_too_long
+from ...model.running import ExecutionResult, RunOptions, overrun_reason, reason_of
 from ...model.types import MeasureTiming, Request
-from ...watch.page import private_row
+from ...watch.page import make_private_row
 from ..cancellation import CancelToken, present_token, under_token
 from ..endpoint import c_result, open_channels, python_request
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
@@ -46,7 +46,7 @@ class ServerEnd:
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
         self._callback = callback
-        self._row = callback.row or private_row()
+        self._row = callback.row or make_private_row()
         lib.nnb_server_watch(endpoint, self._row.pointer)
         self._executor = executor
         self._endpoint = endpoint
@@ -67,7 +67,7 @@ class ServerEnd:
         if (queue := self._callback.flow_queue) is not None:
             queue.flow.group.add(self, queue, self._endpoint)
         else:
-            self.take_places([], 0)
+            self.place_plans([], 0)
             self._thread = start_daemon(self._listen, name="nnburst-listener", what="a burst")
             SERVING[id(self)] = self
 
@@ -80,13 +80,13 @@ class ServerEnd:
 
     # ---- the thread that runs a request of the burst -------------------------------------------------------------
 
-    def take_places(self, plans: list[Kernel], first: int) -> None:
+    def place_plans(self, plans: list[Kernel], first: int) -> None:
         """Keep this burst's plans in ``plans[first:first + MAX_PLANS]`` from now on."""
         self._base = first
         plans[first : first + MAX_PLANS] = [self._rebind] * MAX_PLANS
         self._plans = plans
 
-    def attend(self, plan: int) -> None:
+    def run_request(self, plan: int) -> None:
         """Run a request that needs more than a call of its plan. `plan` is the plan's id, with flags that say why."""
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
@@ -105,7 +105,7 @@ class ServerEnd:
         except MissedDeadline as error:
             if self._callback.max_run is None or time.monotonic_ns() < deadline_ns:
                 raise
-            raise MissedDeadline(took_too_long(str(error), self._callback.max_run)) from error
+            raise MissedDeadline(overrun_reason(str(error), self._callback.max_run)) from error
         if result is not None:
             self.answer(result)
 
@@ -129,7 +129,7 @@ class ServerEnd:
             if number != -errno.EPIPE:
                 reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
                 _log.error("burst ended: %s", reason)
-                self._callback.ended(reason)
+                self._callback.report_end(reason)
             self.forget_plans()  # no plan may be dropped later, because another burst gets the indexes
             self._endpoint = self._token.server = ffi.NULL  # C destroys it with the last reference
             self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
@@ -153,7 +153,7 @@ class ServerEnd:
 
     def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
         # The replaced plan is dropped first, as its memory may be needed.
-        self._give_up(plan_id)
+        self._drop_plan(plan_id)
         plan = self._bind_request()
         gate, c_kernel = getattr(plan, "gate", None), getattr(plan, "c_kernel", None)
         # Stored before C knows it, since another thread may drop it from then on.
@@ -161,14 +161,14 @@ class ServerEnd:
         if isinstance(gate, BufferSet):
             self._gated[plan_id] = plan, gate
             end = weakref.ref(self)
-            gate.when_freed(lambda: None if (this := end()) is None else this.forget_plans())
+            gate.on_free(lambda: None if (this := end()) is None else this.forget_plans())
         if lib.nnb_server_keep_plan(self._endpoint, plan_id):
-            self._give_up(plan_id)  # another thread has freed a slot, so the plan runs only once
+            self._drop_plan(plan_id)  # another thread has freed a slot, so the plan runs only once
         elif gate is None and c_kernel is not None:
             lib.nnb_server_set_kernel(self._endpoint, plan_id, c_kernel)
         self._run_gated(plan_id, plan, deadline_ns)
 
-    def _give_up(self, plan_id: int) -> None:
+    def _drop_plan(self, plan_id: int) -> None:
         """Drop a plan that C does not know."""
         self._gated.pop(plan_id, None)
         self._plans[self._base + plan_id] = self._rebind
@@ -255,7 +255,7 @@ class ServerEnd:
         reason, self._reason = self._reason, ""
         return reason
 
-    def leave(self) -> None:
+    def detach_client(self) -> None:
         """Record that the client no longer waits for answers. Takes no lock."""
         self._token.cancel()
 
@@ -347,7 +347,7 @@ class ExecutionBurstServer(BurstContext):
     def __init__(self, end: ServerEnd) -> None:
         """Use `create`."""
         self._end = end
-        for last in (end.hang_up, end.leave):
+        for last in (end.hang_up, end.detach_client):
             weakref.finalize(self, last).atexit = False  # ends the burst if it is dropped
 
     def failure_reason(self) -> str:
@@ -363,8 +363,8 @@ class ExecutionBurstServer(BurstContext):
     def forget_plans(self) -> None:
         self._end.forget_plans()
 
-    def leave(self) -> None:
-        self._end.leave()
+    def detach_client(self) -> None:
+        self._end.detach_client()
 
     def hang_up(self) -> None:
         self._end.hang_up()

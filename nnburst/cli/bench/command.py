@@ -42,7 +42,7 @@ def bench(
     from .report import Report, measure
     from .rows import all_cases
 
-    much = how_much(quick, rounds)
+    much = rounds_and_seconds(quick, rounds)
     if model is None:
         report = Report(*measure(all_cases(), *much))
     else:
@@ -50,7 +50,7 @@ def bench(
     finish(report, {json_path: report.write_json})
 
 
-def how_much(quick: bool, rounds: int | None) -> tuple[int, float]:
+def rounds_and_seconds(quick: bool, rounds: int | None) -> tuple[int, float]:
     """Return the number of rounds, and the seconds for each row in a round."""
     return rounds or (3 if quick else 20), 0.04 if quick else 0.12
 

@@ -100,7 +100,7 @@ def _line(cpus: Cpus) -> float:
         return math.inf
 
 
-def _turn(case: Case, subject: Subject, cpus: Cpus, seconds: float) -> Round:
+def _run_round(case: Case, subject: Subject, cpus: Cpus, seconds: float) -> Round:
     before = _line(cpus)
     if subject.server_pid is not None:
         pin_process(os.getpid(), {cpus.client})
@@ -135,18 +135,18 @@ def run(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, Result]
     with ExitStack() as stack:
         stack.callback(pin_process, os.getpid(), os.sched_getaffinity(0))
         for case in cases:
-            with _noting(results[case.key]):
+            with _note_failure(results[case.key]):
                 subjects[case.key] = stack.enter_context(case.open())
         turns = [case for _ in range(rounds) for case in cases]
         for case in progress(turns, len(turns), "measuring", draws_between=True):
             if not (result := results[case.key]).note:
-                with _noting(result):
-                    result.rounds.append(_turn(case, subjects[case.key], cpus, seconds))
+                with _note_failure(result):
+                    result.rounds.append(_run_round(case, subjects[case.key], cpus, seconds))
     return results
 
 
 @contextmanager
-def _noting(result: Result) -> Iterator[None]:
+def _note_failure(result: Result) -> Iterator[None]:
     try:
         yield
     except Exception as error:

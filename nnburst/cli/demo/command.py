@@ -60,7 +60,7 @@ def demo(passes: int, device: str, file: Path | None) -> None:
         call_with_notice("compiling the network", service.session, build_model()) as remote,
         in_process(devices=[device]) as here,
         here.session(build_model()) as local,
-        caller_of(_in_child, device) as (pipe, _),
+        caller_of(_classifier_in_child, device) as (pipe, _),
     ):
         took, answers = race({BURST: classifier(remote), PIPE: pipe, LOCAL: classifier(local)}, digits.images, passes)
     of_all, held_out = (digits.accuracy(answers[BURST][-1], held_out_only=only) for only in (False, True))
@@ -68,7 +68,7 @@ def demo(passes: int, device: str, file: Path | None) -> None:
         f"{len(digits.labels)} handwritten digits on {device}: accuracy {of_all:.2%} of all, {held_out:.2%} of the "
         f"{int(digits.held_out.sum())} held out"
     )
-    _show(took)
+    _print_table(took)
     click.echo(
         f"Conditions: {len(os.sched_getaffinity(0))} CPUs, nothing pinned, NumPy {np.__version__}, {passes} passes = "
         f"{len(took[BURST])} calls each after {WARM_UP} to warm up, contenders in turns. Load average at the start "
@@ -105,7 +105,7 @@ def classifier(session: Session) -> Ask:
     return ask
 
 
-def _in_child(device: str) -> Ask:
+def _classifier_in_child(device: str) -> Ask:
     return classifier(in_process(devices=(device,)).session(build_model()))
 
 
@@ -143,7 +143,7 @@ def percentiles_us(took: npt.NDArray[np.int64]) -> list[float]:
     return [float(value) / 1e3 for value in np.percentile(took, PERCENTILES, method="higher")]
 
 
-def _show(took: Mapping[str, npt.NDArray[np.int64]]) -> None:
+def _print_table(took: Mapping[str, npt.NDArray[np.int64]]) -> None:
     table = Table(title="one image per call: hand over, run, copy the answer (µs)", title_justify="left")
     table.add_column("")
     for percentile in PERCENTILES:

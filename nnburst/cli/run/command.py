@@ -83,12 +83,12 @@ def run(
     arrays, files = load_arrays(parse_pairs(inputs, "--input")), parse_pairs(outputs, "--output")
     with call_with_notice(compiling, Session, model, device=device) as session:
         if show:
-            _show(session, as_json)
+            _print_model(session, as_json)
         else:
             _run(session, _inputs(session, arrays, fill, parse_shapes(shapes)), files, as_json)
 
 
-def _show(session: Session, as_json: bool) -> None:
+def _print_model(session: Session, as_json: bool) -> None:
     from ..tensors import as_row, describe
 
     arguments = {"input": session.get_inputs(), "output": session.get_outputs()}

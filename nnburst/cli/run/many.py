@@ -87,13 +87,13 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
         try:
             for outcome in session.run_many(inputs(), batch=batch, on_error="return"):
                 while isinstance(flying[0][1], NNBurstError):  # an unreadable file is not among the inputs
-                    yield _alone(session, flying.popleft())
+                    yield _run_alone(session, flying.popleft())
                 loaded = flying.popleft()
-                yield _alone(session, loaded) if isinstance(outcome, Exception) else (loaded[0], outcome)
+                yield _run_alone(session, loaded) if isinstance(outcome, Exception) else (loaded[0], outcome)
         except DeadObject:
             died = True
         while flying:  # runs each file alone, to find the deadly one
-            yield _alone(session, flying.popleft())
+            yield _run_alone(session, flying.popleft())
 
 
 def _loaded(file: Path, nodes: Sequence[NodeArg]) -> Loaded:
@@ -111,7 +111,7 @@ def _loaded(file: Path, nodes: Sequence[NodeArg]) -> Loaded:
         return file, error
 
 
-def _alone(session: Session, loaded: Loaded) -> Outcome:
+def _run_alone(session: Session, loaded: Loaded) -> Outcome:
     file, arrays = loaded
     if isinstance(arrays, NNBurstError):
         return file, arrays

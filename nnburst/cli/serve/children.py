@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..._core.fds import ready
+from ..._core.fds import wait_readable
 from ...burst.polling import default_polling_window
 from ...errors import BadState, DeviceUnavailable, InvalidArgument
 from ...service.process.command import absolute_entries, safe_command
@@ -101,7 +101,7 @@ class Child:
             raise DeviceUnavailable(f"{self._option}: cannot start {self._what}: {error}") from error
         try:
             assert process.stdout is not None
-            if not ready([process.stdout.fileno()], _STARTING_S):
+            if not wait_readable([process.stdout.fileno()], _STARTING_S):
                 raise DeviceUnavailable(
                     f"{self._option}: {self._what} was not ready within {_STARTING_S:g} s and was ended; "
                     "start it again when the machine is less busy"

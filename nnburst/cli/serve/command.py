@@ -28,7 +28,7 @@ _MOST_FDS = 1 << 18
 
 
 @contextlib.contextmanager
-def _signals_of_the_start() -> Iterator[None]:
+def _startup_signals() -> Iterator[None]:
     """During the start, let SIGTERM and SIGINT raise `SystemExit`, and keep SIGHUP pending.
 
     `SystemExit` releases all resources. A second signal has no effect.
@@ -149,7 +149,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
     help="Write log lines as text or as JSON.",
 )  # fmt: skip
 @click.option("--json", is_flag=True, help="Print the ready line as JSON.")
-@_signals_of_the_start()
+@_startup_signals()
 def serve(
     functions: tuple[str, ...],
     name: str,
@@ -197,7 +197,7 @@ def serve(
     _settle_environment()
     from ..._core.errno import this_process
     from ...runtime.service import DEFAULT_DEVICES
-    from ...service.process.broker import AccessPolicy, Broker, activated_sockets, tell_manager
+    from ...service.process.broker import AccessPolicy, Broker, activated_sockets, notify_systemd
     from ...service.process.discovery import claim
     from ...service.process.launch import start_child
     from ...service.process.limited_log import begin_log
@@ -238,7 +238,7 @@ def serve(
             WorkerPool,
             start=start,
             name=address,
-            devices=[*(device or [*DEFAULT_DEVICES, *_more(files)]), *_functions(device, functions)],
+            devices=[*(device or [*DEFAULT_DEVICES, *_needed_devices(files)]), *_functions(device, functions)],
             named=not repository.is_empty,
             prepare=repository.prepare,
             isolation=Isolation(isolate),
@@ -263,7 +263,7 @@ def serve(
         if running is not None:
             beside.callback(running.close)
         if claimed is not None:
-            claimed.say(str(shared.sandbox))
+            claimed.write(str(shared.sandbox))
         ready: dict[str, Any] = {
             "name": address,
             "socket": where,
@@ -291,7 +291,7 @@ def serve(
         def announce() -> None:
             click.echo(dumps(ready) if json else _ready_line(ready))
             logging.getLogger(__name__).info("accounts of users: %s", ready["accounts"])
-            tell_manager()
+            notify_systemd()
 
         reason = broker.run(announce, change=change, finish=beside.close)
         logging.getLogger(__name__).info("ended: %s", reason)
@@ -325,12 +325,12 @@ def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     given = {key: value if (n := whole_number(value)) is None else n for key, value in pairs.items()}
     users: dict[str, Any] = {key.removeprefix("user."): n for key, n in given.items() if key.startswith("user.")}
     own: dict[str, Any] = {key: n for key, n in given.items() if not key.startswith("user.")}
-    Quotas().changed(own, "--quota")
-    PER_USER.changed(users, "--quota user", of_user=True)
+    Quotas().replace(own, "--quota")
+    PER_USER.replace(users, "--quota user", of_user=True)
     return own, users
 
 
-def _more(files: Mapping[str, str]) -> list[str]:
+def _needed_devices(files: Mapping[str, str]) -> list[str]:
     """Return the devices that model files need beyond the default devices."""
     return ["nnburst-litert"] if any(file.lower().endswith(".tflite") for file in files.values()) else []
 

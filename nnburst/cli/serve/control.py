@@ -10,7 +10,7 @@ import signal
 import click
 
 from ..._core.deadline import Deadline
-from ..._core.fds import ready
+from ..._core.fds import wait_readable
 from ...errors import DeviceUnavailable
 from ..targets import Seconds, user_number
 
@@ -61,14 +61,14 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
     The service cancels the clients' runs. The clients get a DeadObject error, and can connect again. With --user, the
     service also ends the process that runs the user's own models. Only the service's user and root can use kick.
     """
-    from ...service.client.connection import order
+    from ...service.client.connection import send_order
     from ...service.wire.protocol import EndClients
 
     if (pid is None) is (user is None):
         raise click.UsageError("give the id of a process, or --user USER")
     whom = f"user {user}" if pid is None else f"process {pid}"
     uid = None if user is None else user_number(user, "--user")
-    ended = order(address, EndClients(pid or 0, uid), timeout=timeout, trust_uid=trust_uid).connections
+    ended = send_order(address, EndClients(pid or 0, uid), timeout=timeout, trust_uid=trust_uid).connections
     if not ended:
         raise click.ClickException(f"{whom} is no client of {address!r}; `nnburst top` shows who is")
     click.echo(f"ended {ended} connection{'s' if ended > 1 else ''} of {whom} to {address}")
@@ -100,7 +100,7 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if kill else signal.SIGTERM)
-        if not ready([pidfd], deadline.left()):
+        if not wait_readable([pidfd], deadline.left()):
             raise click.ClickException(
                 f"process {pid} was told to end and still runs after {timeout:g} s: see what it does, or use --kill"
             )

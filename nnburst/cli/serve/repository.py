@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...errors import InvalidArgument, NNBurstError, error_for
 from ...memory.memory import Memory
-from ...runtime.compile.model_files import SUFFIXES, imported, is_name
+from ...runtime.compile.model_files import SUFFIXES, import_model, is_name
 from ...service.client.connection import ServiceConnection
 from ..progress import call_with_notice
 
@@ -46,7 +46,7 @@ class Repository:
         self._files, self._directory, self._batching = files, directory, batching
         self._unloaded: set[str] = set()
         self._was_prepared = False
-        for name in map(_base, self._found()):
+        for name in map(_base, self._find_files()):
             if not is_name(name):
                 raise InvalidArgument(
                     f"sessions take {name!r} for a file; call the model {os.path.splitext(name)[0]!r}"
@@ -71,7 +71,7 @@ class Repository:
         if self._was_prepared:
             self.change(worker, None, unload=False)
             return
-        for name, file in self._found().items():
+        for name, file in self._find_files().items():
             self._publish(worker, name, file)
         self._was_prepared = True
 
@@ -82,7 +82,7 @@ class Repository:
             InvalidArgument: The model is unknown.
             NNBurstError: A version cannot be loaded, and stays as before. Without a name, the error is only logged.
         """
-        found, served = self._found(), worker.list_models()
+        found, served = self._find_files(), worker.list_models()
         if name is not None:
             if name not in map(_base, [*found, *served]):
                 raise InvalidArgument(
@@ -90,7 +90,7 @@ class Repository:
                 )
             self._unloaded.discard(name)
             self._unloaded |= {name} if unload else set()
-        for each in [each for each in served if _base(each) in self._unloaded or self._has_gone(each, found)]:
+        for each in [each for each in served if _base(each) in self._unloaded or self._is_removed(each, found)]:
             worker.withdraw(each)
         for each, file in found.items():
             if _base(each) not in self._unloaded and name in (None, _base(each)):
@@ -104,10 +104,10 @@ class Repository:
         if name is None:
             _log.info("the models were loaded again")
 
-    def _has_gone(self, name: str, found: Mapping[str, str]) -> bool:
+    def _is_removed(self, name: str, found: Mapping[str, str]) -> bool:
         return name not in found and ":" in name
 
-    def _found(self) -> dict[str, str]:
+    def _find_files(self) -> dict[str, str]:
         found = dict(self._files)
         if self._directory is None:
             return found
@@ -123,7 +123,7 @@ class Repository:
     def _publish(self, worker: ServiceConnection, name: str, file: str) -> None:
         """Make the worker compile a model, unless the worker already serves this file."""
         try:
-            with imported(worker, None, file) as (device, found):
+            with import_model(worker, None, file) as (device, found):
                 hashed = hashlib.sha256()
                 for pool in found.model.pools:
                     assert isinstance(pool, Memory)

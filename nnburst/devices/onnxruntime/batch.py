@@ -45,7 +45,7 @@ class Batch:
         bools = [(stack[:n].view(np.bool_), stack[:n]) for (node, _, _), stack in pairs if is_bool(node)]
         for bind, (node, dims, _), stack in zip(binds, (*inputs, *outputs), self._stacks, strict=True):
             bind(node.name, "cpu", 0, node.element.number, [n * dims[0], *dims[1:]], stack.ctypes.data)
-        return graph.bound(binding, bools, ())
+        return graph.bind(binding, bools, ())
 
 
 class Batches:

@@ -403,7 +403,7 @@ class BoundRun:
         n_outputs = len(rows) - n_inputs
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
 
-    def take(self) -> int:
+    def finish(self) -> int:
         """Finish a run that stopped because a buffer was too small, and return a status like `run`."""
         return int(lib.nnb_ort_take(self.kernel))
 

@@ -20,12 +20,12 @@ from ..common import OwnBytes
 from ..elements import element_type
 from ..encoded import Bytes, read
 from .capi import BoundRun, Copies, InferenceSession
-from .guards import guard
+from .guards import add_guards
 from .importer import GraphArgument, all_tensors, describe, external_location, parse, serialise
 from .library import CPU, messages, onnxruntime
 from .python_run import PythonRun
 from .snapshots import exposed_arguments
-from .zip_maps import take_out
+from .zip_maps import replace_zip_maps
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Graph:
         inputs: Inputs without a default.
         optional: Inputs with a default, keyed by name.
         exposed: Names of inputs and outputs to copy around each run; see `exposed_arguments`.
-        keys: For each output that returns scores in place of maps, the keys of the maps; see `take_out`.
+        keys: For each output that returns scores in place of maps, the keys of the maps; see `replace_zip_maps`.
     """
 
     __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "session")
@@ -103,7 +103,7 @@ class Graph:
                 f"{held} hold other values than numbers; that needs the C library of ONNX Runtime 1.19, and {CPU} alone"
             )
 
-    def bound(
+    def bind(
         self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()
     ) -> BoundRun | PythonRun:
         """Return a kernel that copies the inputs, runs the binding, and copies the outputs.
@@ -169,8 +169,8 @@ def build_session(
     """Return an ``InferenceSession`` for a model's files. Raises the errors of `compile_graph`."""
     proto = parse(data)
     inputs, optional, outputs = describe(proto)
-    labels = take_out(proto)
-    guard(proto)
+    labels = replace_zip_maps(proto)
+    add_guards(proto)
     about = About(inputs, optional, _copy_passed_inputs(proto, outputs), exposed_arguments(proto), labels)
     _place_external(proto, files, settings.runtime.OrtValue, options)
     parsed = serialise(proto)

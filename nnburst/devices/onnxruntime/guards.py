@@ -60,7 +60,7 @@ _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 """By operator that concatenates: position of the first part, and number of inputs per part."""
 
 
-def guard(proto: Any) -> None:
+def add_guards(proto: Any) -> None:
     """Add guards to a model, which make a harmful run fail."""
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
@@ -127,8 +127,8 @@ class _Guarding:
             for inner in inner_graphs(node):
                 own = {value.name for value in (*inner.input, *inner.initializer)}
                 own.update(name for each in inner.node for name in each.output)
-                has_inner |= _Guarding(inner, partial(self._unless, own), self._names, self._opset).run()
-            self._put(node)
+                has_inner |= _Guarding(inner, partial(self._outer_shape, own), self._names, self._opset).run()
+            self._append(node)
         has_own = len(self._nodes) > len(self._graph.node)
         if has_own:
             kept = [messages().NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
@@ -136,11 +136,11 @@ class _Guarding:
             self._graph.node.extend(kept)
         return has_own or has_inner
 
-    def _unless(self, own: set[str], name: str) -> _Shape | None:
+    def _outer_shape(self, own: set[str], name: str) -> _Shape | None:
         """Return a value's shape; None if the name is in `own`, the names that an inner graph defines."""
         return None if name in own else self._shape(name)
 
-    def _put(self, node: Any) -> None:
+    def _append(self, node: Any) -> None:
         """Append a node, with guards before or after it."""
         kind = {"ai.onnx": ""}.get(node.domain, node.domain), node.op_type
         if not node.input or not node.output:  # ONNX Runtime refuses the guarded operators without inputs or outputs.
@@ -155,7 +155,7 @@ class _Guarding:
             to, node.output[0] = node.output[0], next(self._names)
             self._nodes.append(node)
             missing = self._add("Sub", self._add("Size", node.output[0]), total)
-            self._pass_on(node.output[0], to, missing, f"{_title(node)} of parts that do not fit together")
+            self._reshape_or_fail(node.output[0], to, missing, f"{_title(node)} of parts that do not fit together")
         else:
             self._nodes.append(node)
 
@@ -185,7 +185,7 @@ class _Guarding:
         missing = self._add("Cast", self._add("Equal", self._add("Size", name), self._number(0)), to=7)
         if axis is not None:
             missing = self._add("Mul", missing, self._size(name, axis))
-        node.input[position] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of no elements")
+        node.input[position] = self._reshape_or_fail(name, next(self._names), missing, f"{_title(node)} of no elements")
 
     def _require_square(self, node: Any) -> None:
         name = node.input[0]
@@ -193,7 +193,7 @@ class _Guarding:
         if len(shape) > 1 and shape[-1] == shape[-2] != -1:
             return
         missing = self._add("Abs", self._add("Sub", self._size(name, -2), self._size(name, -1)))
-        node.input[0] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of what is not square")
+        node.input[0] = self._reshape_or_fail(name, next(self._names), missing, f"{_title(node)} of what is not square")
 
     def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
         """Return the value that counts the elements of all concatenated parts; empty if no guard is necessary."""
@@ -237,7 +237,7 @@ class _Guarding:
     def _size(self, name: str, axis: int) -> str:
         return self._add("Gather", self._add("Shape", name), self._number(axis))
 
-    def _pass_on(self, value: str, to: str, missing: str, why: str) -> str:
+    def _reshape_or_fail(self, value: str, to: str, missing: str, why: str) -> str:
         """Append a Reshape that returns `value` if `missing` is 0, and else fails with `why` in its message."""
         less = self._add("Mul", missing, self._number(_MUCH))
         shape = self._add("Sub", self._add("Shape", value), less)

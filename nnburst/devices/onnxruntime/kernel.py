@@ -108,7 +108,7 @@ class BoundGraph:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
         if not self._written:
             raise GeneralFailure("every output is omitted; there is nothing to run")
-        self._bound = graph.bound(self._binding, self._copied_in, self._copied_out, self._rebind)
+        self._bound = graph.bind(self._binding, self._copied_in, self._copied_out, self._rebind)
         self._batch, token = None, present_token()
         is_whole = [node for node, _, _ in self._places[0]] == list(graph.inputs)
         is_whole = is_whole and len(self._places[1]) == len(main.output_indexes)
@@ -159,12 +159,12 @@ class BoundGraph:
         place, room = region, pool.room if isinstance(pool, Region) else 0
         if is_bool(node) or self._needs_copy(node, pool, region):
             row.copy = len(self._copied_in)
-            place, room = self._private(nbytes, room, operand)
+            place, room = self._allocate_copy(nbytes, room, operand)
             self._copied_in.append((place.view(np.bool_) if is_bool(node) else place, region))
         self._describe(row, node, operand, argument, pool, dims, place, room)
         self._bind(self._binding.bind_input, node, dims, place)
 
-    def _private(self, nbytes: int, room: int, operand: OperandDesc) -> tuple[Bytes, int]:
+    def _allocate_copy(self, nbytes: int, room: int, operand: OperandDesc) -> tuple[Bytes, int]:
         """Return memory for a copy of an argument, and the memory's capacity in bytes."""
         is_fixed = is_scalar(operand) or is_fully_specified(operand.dimensions)
         room = nbytes if is_fixed else max(nbytes, min(room, max(2 * nbytes, _LEAST_ROOM)))
@@ -237,7 +237,7 @@ class BoundGraph:
         place, room = region, pool.room if isinstance(pool, Region) else 0
         if self._needs_copy(node, pool, region):
             row.copy = len(self._copied_in) + len(self._copied_out)
-            place, room = self._private(nbytes, room, operand)
+            place, room = self._allocate_copy(nbytes, room, operand)
             self._copied_out.append((region, place))
         self._shapes[position] = OutputShape(dims)
         self._describe(row, node, operand, argument, pool, dims, place, room)
@@ -250,9 +250,9 @@ class BoundGraph:
             self._rebind.append(bound)
 
     def __call__(self) -> ExecutionResult | None:
-        return self.until(0)
+        return self.run_until(0)
 
-    def until(self, deadline_ns: int) -> ExecutionResult | None:
+    def run_until(self, deadline_ns: int) -> ExecutionResult | None:
         """Run once. After the deadline, ONNX Runtime stops the run between two nodes.
 
         Raises:
@@ -270,7 +270,7 @@ class BoundGraph:
 
     def _run_closed(self, deadline_ns: int) -> ExecutionResult | None:
         if self._encoded:
-            self._feed(deadline_ns)
+            self._bind_encoded(deadline_ns)
         return self.conclude(self._bound.run(deadline_ns), deadline_ns)
 
     def conclude(self, status: int, deadline_ns: int) -> ExecutionResult | None:
@@ -294,9 +294,9 @@ class BoundGraph:
         except BaseException:
             self._leave_to_library(self._open)
             raise
-        return self._described.take()
+        return self._described.finish()
 
-    def _feed(self, deadline_ns: int) -> None:
+    def _bind_encoded(self, deadline_ns: int) -> None:
         """Decode and bind the encoded inputs. An optional without a value stays unbound."""
 
         def count() -> None:
@@ -390,7 +390,7 @@ class BoundGraph:
             if node.holds:
                 held, keys = value.value(), self._graph.keys.get(node.name)
                 encoded = write(as_maps(held, keys, place) if keys else held)
-                self._put(output, encoded.shape, encoded)
+                self._write_output(output, encoded.shape, encoded)
                 continue
             if not value.has_value():
                 raise GeneralFailure(f"{place} was not computed")
@@ -399,9 +399,9 @@ class BoundGraph:
                 raise GeneralFailure(f"{place} has {len(shape)} dimensions; {HIGHEST_RANK} are possible")
             nbytes = math.prod(shape) * node.element.itemsize
             source = (ctypes.c_uint8 * nbytes).from_address(value.data_ptr()) if nbytes else bytearray()
-            self._put(output, shape, np.frombuffer(memoryview(source), np.uint8))
+            self._write_output(output, shape, np.frombuffer(memoryview(source), np.uint8))
 
-    def _put(self, output: _Output, shape: tuple[int, ...], source: Bytes) -> None:
+    def _write_output(self, output: _Output, shape: tuple[int, ...], source: Bytes) -> None:
         fits = source.nbytes <= output.room
         self._shapes[output.position] = OutputShape(shape, fits)
         if fits and source.nbytes:

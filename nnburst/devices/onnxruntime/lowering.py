@@ -105,7 +105,7 @@ class Lowering:
         array = np.asarray(values, dtype)
         return self.weight(f"{array.dtype}{list(array.shape)}{array.tobytes().hex()}", lambda: array)
 
-    def stored(self, index: int) -> str:
+    def stored_value(self, index: int) -> str:
         if self.operands[index].lifetime in _CONSTANT:
             return self.weight(f"c{index}", lambda: self.read(index))
         return self.values.get(index, f"x{index}")  # an operand from another device
@@ -127,7 +127,7 @@ class Lowering:
         """Return True if the graph adds 128 to an operand's elements."""
         return self._model.main.operands[index].type in _SIGNED
 
-    def keep(self, index: int, value: str, dims: tuple[int, ...]) -> None:
+    def set_result(self, index: int, value: str, dims: tuple[int, ...]) -> None:
         """Record which value of the graph is an operation's result, and the result's dimensions."""
         self.values[index], self._written[index] = value, dims
 
@@ -248,16 +248,16 @@ class LoweredCall(OperationView):
     def is_constant(self, name: str) -> bool:
         return self.operand(name).lifetime in _CONSTANT
 
-    def stored(self, name: str, which: int = 0) -> str:
-        return self._lowering.stored(self.index(name, which))
+    def stored_value(self, name: str, which: int = 0) -> str:
+        return self._lowering.stored_value(self.index(name, which))
 
-    def truth(self, name: str) -> str:
-        return self.cast(self.stored(name), np.bool_)
+    def as_bool(self, name: str) -> str:
+        return self.cast(self.stored_value(name), np.bool_)
 
     def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
         """Return an input's real values in float32. If `axes` is not empty, it is the order of the axes."""
         index, operand, channels = self.index(name, which), self.operand(name, which), self.channel_scales(name)
-        info, value = operand_info(operand.type), self.stored(name, which)
+        info, value = operand_info(operand.type), self.stored_value(name, which)
         dtype: Any = np.uint8 if self.is_signed(name, which) else info.dtype
         turned = name == "filter" and dtype == np.uint8 and self.is_constant(name) and _multiplies_signed()
         if (axes or turned) and self.is_constant(name):
@@ -279,10 +279,10 @@ class LoweredCall(OperationView):
 
     # -- output values ---------------------------------------------------------------------------------------------
 
-    def keep(self, value: str, which: int = 0) -> None:
-        self._lowering.keep(self.operation.outputs[which], value, self.outputs[which])
+    def set_result(self, value: str, which: int = 0) -> None:
+        self._lowering.set_result(self.operation.outputs[which], value, self.outputs[which])
 
-    def give(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:
+    def store_result(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:
         """Store a result's real values after activation, quantisation and reordering of the axes.
 
         If `halves` is False, the scale stays exact, for operations whose results are rarely half-way between stored
@@ -298,7 +298,7 @@ class LoweredCall(OperationView):
         else:
             value = self.clip(value, *limits)
             value = value if info.dtype == np.float32 else self.cast(value, info.dtype)
-        self.keep(self.transpose(value, axes) if axes else value, which)
+        self.set_result(self.transpose(value, axes) if axes else value, which)
 
 
 @cache

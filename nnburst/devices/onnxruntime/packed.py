@@ -142,11 +142,11 @@ def _optimise(
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # allows initializers that are not inputs
-    tensors, blob = _take_apart(proto, raw)
+    tensors, blob = _split(proto, raw)
     return Contents(model, about, serialise(proto), tensors, raw.nbytes), blob
 
 
-def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
+def _split(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
     tensors: list[_Tensor] = []
     pieces: list[Bytes] = []
     end = 0

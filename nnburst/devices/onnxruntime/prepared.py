@@ -60,7 +60,7 @@ class OnnxPreparedModel(LocalModel):
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         if not self.graph.outputs:  # Nothing uses the results of this part of a model.
             return lambda: None
-        return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches)
+        return BoundGraph(self.graph, self.model, request, self._ignore_dimensions, self._batches)
 
     def run_together(self, most: int) -> None:
         """See `PreparedModel.run_together`. Batches need the C library, and arguments with unknown first dimensions."""
@@ -68,7 +68,7 @@ class OnnxPreparedModel(LocalModel):
             super().run_together(most)
         self._batches = Batches(self.graph, most)
 
-    def _leave_open(self, outputs: Collection[int]) -> None:
+    def _ignore_dimensions(self, outputs: Collection[int]) -> None:
         """Ignore the dimensions that the file declares for some outputs, after a run has shown that they are wrong."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}

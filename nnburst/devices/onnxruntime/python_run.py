@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
-from ..deadline import calling_at, deadline_passed, is_limit
+from ..deadline import call_at, deadline_passed, is_limit
 from .capi import Copies
 from .library import python_module
 
@@ -65,7 +65,7 @@ class PythonRun:
         if self._is_cancelled or deadline_passed(deadline_ns):
             options.terminate = True
         try:
-            with calling_at(deadline_ns, partial(setattr, options, "terminate", True)):
+            with call_at(deadline_ns, partial(setattr, options, "terminate", True)):
                 self._session.run_with_iobinding(self._binding, options)
         finally:
             self._options = self._usual

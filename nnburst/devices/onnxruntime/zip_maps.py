@@ -16,7 +16,7 @@ from ..encoded import EncodedMap, EncodedTensor, Value, from_python, string_type
 from .library import messages
 
 
-def take_out(proto: Any) -> dict[str, bytes]:
+def replace_zip_maps(proto: Any) -> dict[str, bytes]:
     """Replace each output that maps labels to scores by an array of scores; return the encoded labels, keyed by output.
 
     A map with labels of an unexpected type stays unchanged.

@@ -87,13 +87,13 @@ class KernelCall(OperationView):
             self._snapshots[index] = self._arrays[index].copy()
         return self._snapshots[index]
 
-    def given(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
         return self.count(name) > 0 and self.index(name) not in self._binding.omitted
 
     def _is_constant(self, index: int) -> bool:
         return index in self._binding.graph.constants
 
-    def derived(self, key: Hashable, make: Callable[[], Array]) -> Array:
+    def derive(self, key: Hashable, make: Callable[[], Array]) -> Array:
         """Return an array derived from constants of this operation, shared by all requests to the prepared model."""
         kept, key = self._binding.graph.derived, (self._position, key)
         return kept[key] if key in kept else kept.setdefault(key, make())
@@ -148,7 +148,7 @@ class KernelCall(OperationView):
         if source.dtype == dtype:
             return source
         if self._is_constant(index):
-            return self.derived(("real", index), lambda: _decode_into(source, operand, np.empty(source.shape, dtype)))
+            return self.derive(("real", index), lambda: _decode_into(source, operand, np.empty(source.shape, dtype)))
         buffer = self.scratch(source.shape, dtype)
         self.do(_decode_into, source, operand, buffer)
         return buffer
@@ -165,7 +165,7 @@ class KernelCall(OperationView):
             return stored
         source = stored if arrange is None else arrange(stored)
         if self._is_constant(index):
-            return self.derived(("centred", index), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point))
+            return self.derive(("centred", index), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point))
         buffer = self.scratch(source.shape, dtype)
         self.do(np.subtract, source, zero_point, buffer)
         return buffer

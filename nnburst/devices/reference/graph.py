@@ -71,10 +71,10 @@ class Binding:
         for position in range(start, len(self.graph.subgraph.operations)):
             limits.require_time()
             scratch = self.budget.scratch
-            self.step_through(position, self.bind(position, limits))
+            self.run_steps(position, self.bind(position, limits))
             self.budget.drop_scratch(scratch)
 
-    def forget(self, operands: Iterable[int]) -> None:
+    def release(self, operands: Iterable[int]) -> None:
         for index in operands:
             if index in self._taken:
                 del self.arrays[index]
@@ -83,7 +83,7 @@ class Binding:
     def hand_over(self, operands: Iterable[int]) -> int:
         """Release all arrays except those of `operands`, which the caller then owns. Return their size in bytes."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
-        self.forget(tuple(self._taken))
+        self.release(tuple(self._taken))
         return handed
 
     @contextmanager
@@ -97,7 +97,7 @@ class Binding:
             for index in self._taken.keys() - bound:
                 del self.arrays[index], self._taken[index]
 
-    def step_through(self, position: int, steps: Sequence[KernelStep]) -> None:
+    def run_steps(self, position: int, steps: Sequence[KernelStep]) -> None:
         """Make an operation's calls. A `GeneralFailure` that names the operation replaces errors not in `PASSING`."""
         try:
             for step in steps:
@@ -168,7 +168,7 @@ class Binding:
             )
         info = operand_info(operand.type)
         nbytes = math.prod(dims) * info.element_size
-        self.forget((index,))
+        self.release((index,))
         if index in self.regions:
             pool, location = self.regions[index]
             if nbytes <= location.length:
@@ -197,7 +197,7 @@ def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     condition, then, otherwise, *values = operation.inputs
     chosen = then if _is_true(outer.arrays[condition]) else otherwise
     results, nbytes = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
-    _give(outer, operation, results)
+    _set_results(outer, operation, results)
     outer.budget.drop_results(nbytes)
 
 
@@ -218,7 +218,7 @@ def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
         values[: len(results)] = results
         outer.budget.drop_results(held)
         held = nbytes
-    _give(outer, operation, values)
+    _set_results(outer, operation, values)
     outer.budget.drop_results(held)
 
 
@@ -248,7 +248,7 @@ def _run_subgraph(
     return [inner.arrays[index] for index in outputs], inner.hand_over(outputs)
 
 
-def _give(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:
+def _set_results(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:
     for index, result in zip(operation.outputs, results, strict=False):
         assert result is not None  # A subgraph's output always has a value.
         outer.place(index, result.shape)

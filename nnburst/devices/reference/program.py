@@ -61,7 +61,7 @@ class Program(Binding):
         if not (is_bound and self.insufficient):
             for position, steps in enumerate(self._steps):
                 self._limits.require_time()
-                self.step_through(position, steps)
+                self.run_steps(position, steps)
         if not is_bound:
             with self.for_a_run():
                 self.run(bound, self._limits)
@@ -69,7 +69,7 @@ class Program(Binding):
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._shapes())
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
 
-    def until(self, deadline_ns: int) -> ExecutionResult | None:
+    def run_until(self, deadline_ns: int) -> ExecutionResult | None:
         """Run once. After the deadline, stop between two operations, also within a loop."""
         limits, usual_ns = self._limits, self._limits.deadline_ns
         limits.deadline_ns = deadline_ns
@@ -113,7 +113,7 @@ class Program(Binding):
             try:
                 self._steps.append(self.bind(position, None))
             except UnknownYet:
-                self.forget(operation.outputs)
+                self.release(operation.outputs)
                 self.budget.drop_scratch(scratch)
                 return
 

@@ -76,7 +76,7 @@ def _infer_resize(view: OperationView) -> Outputs:
     return _like_image(view, b, sizes[0], sizes[1], c)
 
 
-def _move(form: str, infer: Callable[[OperationView], Outputs]) -> Signature:
+def _image_signature(form: str, infer: Callable[[OperationView], Outputs]) -> Signature:
     return signature(f"{form} [nchw:bool@1.2]", FLOAT_QUANT8, infer, "out:T=x")
 
 
@@ -89,10 +89,10 @@ _FLAGS = "[align_corners:bool@1.3 [half_pixel:bool]]"
 _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
-    _O.BATCH_TO_SPACE_ND: _move("x/4:T block/1:I32", _infer_batch_to_space),
-    _O.DEPTH_TO_SPACE: _move("x/4:T block:i32", _infer_depth_to_space),
+    _O.BATCH_TO_SPACE_ND: _image_signature("x/4:T block/1:I32", _infer_batch_to_space),
+    _O.DEPTH_TO_SPACE: _image_signature("x/4:T block:i32", _infer_depth_to_space),
     _O.RESIZE_BILINEAR: _resize(FLOAT_QUANT8_LATE, f"[nchw:bool@1.2 {_FLAGS}]"),
     _O.RESIZE_NEAREST_NEIGHBOR: _resize(LATE_FLOAT_QUANT8, f"nchw:bool {_FLAGS}"),
-    _O.SPACE_TO_BATCH_ND: _move("x/4:T block/1:I32 pads/2:I32", _infer_space_to_batch),
-    _O.SPACE_TO_DEPTH: _move("x/4:T block:i32", _infer_space_to_depth),
+    _O.SPACE_TO_BATCH_ND: _image_signature("x/4:T block/1:I32 pads/2:I32", _infer_space_to_batch),
+    _O.SPACE_TO_DEPTH: _image_signature("x/4:T block:i32", _infer_space_to_depth),
 }

@@ -34,9 +34,9 @@ def _infer_projection(view: OperationView) -> Outputs:
         raise InvalidArgument(f"kind is {kind}; it must be 1 (sparse, deprecated), 2 (dense) or 3 (sparse)")
     if bits > 32:
         raise InvalidArgument(f"hashes of {bits} bits do not fit into 32")
-    if (kind == 2) != view.given("weight"):
+    if (kind == 2) != view.is_given("weight"):
         raise InvalidArgument("a dense projection needs weights, a sparse one takes none")
-    if view.given("weight"):
+    if view.is_given("weight"):
         require_equal("the number of weights", view.dims("weight")[0], view.dims("input")[0], view.partial)
     return (OutputSpec(I32, (count * bits if kind == 2 else count,)),)
 

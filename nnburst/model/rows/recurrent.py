@@ -46,10 +46,10 @@ def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
 
 def _check_gates(view: OperationView, suffix: str) -> None:
     """Check that the input gate has all inputs or none, and that layer normalisation has all weights or none."""
-    given = {name: view.given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
+    given = {name: view.is_given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
     if len(set(given.values())) > 1:
         raise InvalidArgument(f"the input gate has only some of its inputs: {given}")
-    normalised = [view.given(f"n_{gate}{suffix}") for gate in _GATES]
+    normalised = [view.is_given(f"n_{gate}{suffix}") for gate in _GATES]
     if any(normalised) and normalised != [given["w"], True, True, True]:
         raise InvalidArgument(f"layer normalisation has only some of its weights: {normalised}")
 
@@ -58,7 +58,7 @@ def _infer_lstm(view: OperationView) -> Outputs:
     """Infer the outputs of LSTM: scratch space, output state, cell state, output."""
     units, outputs = _cell_sizes(view)
     batch = view.dims("x")[0]
-    scratch = units * (4 if view.given("w_in") else 3)
+    scratch = units * (4 if view.is_given("w_in") else 3)
     return like_data(view, (batch, scratch), (batch, outputs), (batch, units), (batch, outputs))
 
 
@@ -78,7 +78,7 @@ def _infer_sequence_lstm(view: OperationView) -> Outputs:
     return like_data(view, _sequence(view, outputs), (batch, outputs), (batch, units))
 
 
-def _both_ways(view: OperationView, forward: int, backward: int, states: list[tuple[int, int]]) -> Outputs:
+def _bidirectional_outputs(view: OperationView, forward: int, backward: int, states: list[tuple[int, int]]) -> Outputs:
     """Return the outputs of a bidirectional operation: one merged sequence or two sequences, then the last states.
 
     The states are optional.
@@ -96,7 +96,7 @@ def _infer_both_lstm(view: OperationView) -> Outputs:
     (fw_units, fw_outputs), (bw_units, bw_outputs) = _cell_sizes(view, "_fw"), view.dims("r_out_bw")
     _check_gates(view, "_bw")
     states = [(batch, fw_outputs), (batch, fw_units), (batch, bw_outputs), (batch, bw_units)]
-    return _both_ways(view, fw_outputs, bw_outputs, states)
+    return _bidirectional_outputs(view, fw_outputs, bw_outputs, states)
 
 
 def _infer_rnn(view: OperationView) -> Outputs:
@@ -112,7 +112,7 @@ def _infer_sequence_rnn(view: OperationView) -> Outputs:
 def _infer_both_rnn(view: OperationView) -> Outputs:
     forward, backward = view.dims("w_fw")[0], view.dims("w_bw")[0]
     batch = _steps_and_batch(view)[1]
-    return _both_ways(view, forward, backward, [(batch, forward), (batch, backward)])
+    return _bidirectional_outputs(view, forward, backward, [(batch, forward), (batch, backward)])
 
 
 def _infer_svdf(view: OperationView) -> Outputs:

@@ -57,7 +57,7 @@ def _infer_reshape(view: OperationView) -> Outputs:
 
 def _infer_transpose(view: OperationView) -> Outputs:
     dims = view.dims("x")
-    perm = view.integers("perm") if view.given("perm") else list(range(len(dims)))[::-1]
+    perm = view.integers("perm") if view.is_given("perm") else list(range(len(dims)))[::-1]
     if sorted(perm) != list(range(len(dims))):
         raise InvalidArgument(f"expected a permutation of {len(dims)} axes, got perm {perm}")
     return like_data(view, tuple(dims[i] for i in perm))
@@ -109,7 +109,7 @@ def _infer_strided_slice(view: OperationView) -> Outputs:
 def _infer_squeeze(view: OperationView) -> Outputs:
     """Infer the shape without the given axes (default: all of size 1); [1] if no axis remains."""
     dims = view.dims("x")
-    if view.given("axes"):
+    if view.is_given("axes"):
         axes: tuple[int, ...] = view.axes("axes", len(dims))
         for i in axes:
             require_equal(f"squeezed dimension {i}", dims[i], 1, view.partial)

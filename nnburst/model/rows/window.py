@@ -110,7 +110,7 @@ def _pool(types: str) -> Signature:
     return signature(forms, types, _infer_pool, "out:T=x", zero_sized=True)
 
 
-def _late_conv(forms: Sequence[str], infer: Callable[[OperationView], Outputs] = _infer_conv) -> Signature:
+def _late_conv_signature(forms: Sequence[str], infer: Callable[[OperationView], Outputs] = _infer_conv) -> Signature:
     return signature(forms, LATE_FLOAT_QUANT8, infer, check=_check_bias, zero_sized=True)
 
 
@@ -135,10 +135,10 @@ ROWS: dict[OperationType, Signature] = {
     _O.FULLY_CONNECTED: signature(
         "x/2-4:T filter/2:T bias/1:B act:i32", FLOAT_QUANT8, _infer_fully_connected, check=_check_bias, zero_sized=True
     ),
-    _O.GROUPED_CONV_2D: _late_conv(_both_paddings(_FILTERED, "groups:i32 act:i32 nchw:bool")),
+    _O.GROUPED_CONV_2D: _late_conv_signature(_both_paddings(_FILTERED, "groups:i32 act:i32 nchw:bool")),
     _O.L2_POOL_2D: _pool(FLOAT),
     _O.MAX_POOL_2D: _pool(FLOAT_QUANT8),
-    _O.TRANSPOSE_CONV_2D: _late_conv(
+    _O.TRANSPOSE_CONV_2D: _late_conv_signature(
         (f"{_FILTERED} {_EXPLICIT} act:i32 nchw:bool", f"{_FILTERED} out_shape/1:I32 {_IMPLICIT} act:i32 nchw:bool"),
         _infer_transpose_conv,
     ),

@@ -83,7 +83,7 @@ class Room(Struct, frozen=True):
 class CacheSource:
     """A source of cache files."""
 
-    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+    def find_entries(self, job: Job) -> Generator[Entry | Room, None, None]:
         """Yield entries to restore, newest first, then a `Room`. Raises `CacheRejected` if there is no `Room`."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class DirectoryCache(CacheSource):
             part=job.part,
         )
 
-    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+    def find_entries(self, job: Job) -> Generator[Entry | Room, None, None]:
         try:
             fingerprint = model_fingerprint(job.model)
         except NNBurstError as error:
@@ -152,7 +152,7 @@ class DirectoryCache(CacheSource):
         left = Deadline(job.asked.deadline_ns).left()
         until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # leaves time to compile
         for last in (False, True):
-            with contextlib.closing(self._staged(entry, job, until)) as staged:
+            with contextlib.closing(self._stage(entry, job, until)) as staged:
                 if staged.waited or self._cache.generations(entry) - seen:  # another process may have written the entry
                     if not last:  # lets waiting processes read the entry, too
                         staged.close()
@@ -163,7 +163,7 @@ class DirectoryCache(CacheSource):
                     yield Room(files(staged.model_fds, staged.data_fds, place), partial(self._keep, job, staged))
                 return
 
-    def _staged(self, entry: str, job: Job, until: Deadline) -> StagedEntry:
+    def _stage(self, entry: str, job: Job, until: Deadline) -> StagedEntry:
         try:
             return self._cache.stage(entry, job.counts, timeout=until.left() or 0.0)
         except CacheRejected as error:
@@ -244,7 +244,7 @@ class DescriptorCache(CacheSource):
         for fds in self._fds:
             fds.close()
 
-    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
+    def find_entries(self, job: Job) -> Generator[Entry | Room, None, None]:
         if job.part:
             raise CacheRejected(CacheReason.UNSUPPORTED, "a model in parts needs a directory: each part has files")
         models, data = (each.fds for each in self._fds)

@@ -77,7 +77,7 @@ class _Attempt:
         self._suspect: Entry | None = None
         """The entry whose restoration ended the device's process."""
 
-    def take(self, offer: Entry | Room) -> CacheReason | None:
+    def try_entry(self, offer: Entry | Room) -> CacheReason | None:
         """Try an offer. Return the outcome; None if the next offer must be tried."""
         if isinstance(offer, Room):
             return offer.keep(offer.files, self.compile(offer.files))
@@ -123,7 +123,7 @@ class _Attempt:
         except BaseException:
             self.failed = True
             raise
-        self.prepared, self.compile_ms = prepared, _since(started)
+        self.prepared, self.compile_ms = prepared, _ms_since(started)
         if self._suspect is not None:
             self._note(CacheReason.DEAD_SERVICE, self._suspect)
         return prepared
@@ -144,9 +144,9 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
     reason = CacheReason.IO_ERROR
     attempt, started = _Attempt(job, source), time.perf_counter()
     try:
-        with contextlib.closing(source.offers(job)) as offers:
+        with contextlib.closing(source.find_entries(job)) as offers:
             for offer in offers:
-                found = attempt.take(offer)
+                found = attempt.try_entry(offer)
                 if found is not None:
                     reason = found
                     break
@@ -159,7 +159,7 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
             raise
         warn("nnburst.cache", "a compilation was neither looked for nor kept: %s", error)
     prepared = attempt.prepared or attempt.compile(None)
-    elapsed = _since(started)
+    elapsed = _ms_since(started)
     if reason is CacheReason.HIT:
         return prepared, CacheReport("HIT", reason, None, attempt.nbytes, elapsed)
     result = prepared.cache_result
@@ -172,5 +172,5 @@ def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedMo
     )  # fmt: skip
 
 
-def _since(started: float) -> float:
+def _ms_since(started: float) -> float:
     return (time.perf_counter() - started) * 1e3

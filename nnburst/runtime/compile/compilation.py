@@ -20,7 +20,7 @@ from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline,
 from ...model.extensions import ImportedModel, ModelMetadata
 from ...model.types import Capabilities, ExecutionPreference, Model, Priority
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
-from ..service import Service, closes_with
+from ..service import Service, close_with
 from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, Job
 from .caching import CacheReport, combined_report, compile_with_cache
 
@@ -210,7 +210,7 @@ class Compilation(OneProcess, Closing):
                 refusals.append((device.name, str(error)))
                 able = [(each, said) for each, said in able if each is not device]
                 continue
-            self._take(steps, made, CompilationReport(tuple(reports), tuple(refusals)))
+            self._set_steps(steps, made, CompilationReport(tuple(reports), tuple(refusals)))
             return
         if len(self._devices) == 1 and failures:
             raise failures[0]
@@ -241,14 +241,14 @@ class Compilation(OneProcess, Closing):
         """
         chosen = self._names_devices or self._imported is not None
         speeds = None if chosen else [device.capabilities for device, _ in able]
-        alone = _alone(self.model, able, speeds)
-        steps = _parts(self.model, able, speeds, alone)
+        alone = _devices_for_whole(self.model, able, speeds)
+        steps = _split(self.model, able, speeds, alone)
         if not steps:
             return [(alone[0][1], self.model, tuple(range(len(self.model.main.operations))))]
         self._parts = tuple(step.part for step in steps)
         return [(step.device, step.part.model, step.part.operations) for step in steps]
 
-    def _take(
+    def _set_steps(
         self,
         steps: Sequence[tuple[Device, Model, tuple[int, ...]]],
         made: Sequence[PreparedModel],
@@ -263,7 +263,7 @@ class Compilation(OneProcess, Closing):
             self._prepared = PartitionedModel(self.model, self._parts, made)
             self._device = PartitionedDevice(self._used)
         self._report = report
-        closes_with(self._used, self)
+        close_with(self._used, self)
 
     @property
     def _has_one_device(self) -> bool:
@@ -425,7 +425,7 @@ _Able = Sequence[tuple[Device, Sequence[bool]]]
 """Devices, each with a flag per operation: True if supported."""
 
 
-def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
+def _devices_for_whole(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
     """Return (time, device) for each device that can run a whole model. With `speeds`, the fastest device is first."""
     if speeds is None:
         return [(0.0, device) for device, supported in able if all(supported)]
@@ -439,7 +439,7 @@ def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> 
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _parts(
+def _split(
     model: Model, able: _Able, speeds: Sequence[Capabilities] | None, alone: Sequence[tuple[float, Device]]
 ) -> Sequence[Step]:
     """Split a model if no device can run all of it or a split is faster. Otherwise return no parts."""

@@ -82,19 +82,19 @@ def _no_reader(path: str) -> InvalidArgument | None:
 
 
 @contextlib.contextmanager
-def found(
+def find_model(
     service: Service, device: str | None, model: Model | str | bytes
 ) -> Iterator[tuple[Model | ImportedModel, Service | Sequence[Device]]]:
-    """Find a model and its devices. Raises the same errors as `imported`."""
+    """Find a model and its devices. Raises the same errors as `import_model`."""
     if isinstance(model, Model):
         yield model, service if device is None else (service.device(device),)
     else:
-        with imported(service, device, model) as (reader, read):
+        with import_model(service, device, model) as (reader, read):
             yield read, (reader,)
 
 
 @contextlib.contextmanager
-def imported(
+def import_model(
     service: Service | ServiceConnection, name: str | None, source: str | bytes
 ) -> Iterator[tuple[Device, ImportedModel]]:
     """Make a device of a service read a model. The model's files are open in the ``with`` block.
@@ -114,7 +114,7 @@ def imported(
         return
     device = _reader(service, name or reader_of(source), "the model" if isinstance(source, bytes) else source)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(in_memory(source) if isinstance(source, bytes) else _open(source, None))
+        file = stack.enter_context(copy_to_memory(source) if isinstance(source, bytes) else _open(source, None))
         try:
             found = device.import_model(_suffix(source)[1:], [file])
         except (InvalidArgument, GeneralFailure) as error:
@@ -172,7 +172,7 @@ def checked_source(
     return name, sent
 
 
-def in_memory(data: bytes) -> Memory:
+def copy_to_memory(data: bytes) -> Memory:
     """Return new shared memory with the given bytes."""
     if not data:
         raise InvalidArgument("the bytes of the model are empty")

@@ -61,7 +61,7 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
         why = ""
         if device != _FUNCTIONS and (device or _ONNX in DEFAULT_DEVICES):
             try:
-                return _exported(module, tuple(args), kwargs, names, [*outputs])
+                return _export(module, tuple(args), kwargs, names, [*outputs])
             except Exception as error:
                 cause = error.__cause__ or error
                 why = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
@@ -133,7 +133,7 @@ def _described(name: str, tensor: torch.Tensor) -> Tensor:
     return Tensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def _exported(
+def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[str], outputs: list[str]
 ) -> bytes:
     import torch

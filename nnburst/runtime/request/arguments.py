@@ -268,12 +268,12 @@ class Arguments:
         if is_input and shape is None:
             return Argument()
         if node.name in self._buffers:
-            return self._in_buffer(node, shape, self._buffers[node.name])
+            return self._argument_in_buffer(node, shape, self._buffers[node.name])
         dimensions = shape if node.is_open and shape else ()
         if (ids := self.states.buffer_ids("input" if is_input else "output").get(node.name)) is not None:
             return Argument(memories=ids, dimensions=() if node.name in self.states.grown else dimensions)
         try:
-            nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
+            nbytes = 0 if shape is None else element_count(self._add_steps(shape)) * node.dtype.itemsize
         except InvalidArgument as error:
             raise InvalidArgument(f"{node.name!r}: {error}") from None
         if not is_input and not nbytes:
@@ -284,11 +284,11 @@ class Arguments:
             dimensions = ()
         return Argument(room=max(room, nbytes) if nbytes else 0, length=nbytes, dimensions=dimensions)
 
-    def _stepped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _add_steps(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape if self.steps is None else (self.steps.count, *shape)
 
-    def _in_buffer(self, node: NodeArg, shape: tuple[int, ...] | None, buffer: ExternalBuffer) -> Argument:
-        whole, memory = None if shape is None else self._stepped(shape), buffer.memory
+    def _argument_in_buffer(self, node: NodeArg, shape: tuple[int, ...] | None, buffer: ExternalBuffer) -> Argument:
+        whole, memory = None if shape is None else self._add_steps(shape), buffer.memory
         length = buffer.nbytes if whole is None else math.prod(whole) * node.dtype.itemsize
         if memory.image is None:
             fits = 0 < length <= memory.size - buffer.offset
@@ -325,7 +325,7 @@ class Arguments:
     def _array(self, index: int) -> Array | None:
         """Return the array of an argument; None if it is omitted, a state, or not readable in this process."""
         node, shape, room = self._nodes[index], self._known[index], self.layout.views[index]
-        buffer, whole = self._buffers.get(node.name), None if shape is None else self._stepped(shape)
+        buffer, whole = self._buffers.get(node.name), None if shape is None else self._add_steps(shape)
         if buffer is not None:
             if buffer.shape is not None:
                 return buffer.view
@@ -344,7 +344,7 @@ class Arguments:
 
     # ---- other shapes ----------------------------------------------------------------------------------------
 
-    def solved(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
+    def solve(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
         """Return the shapes of all arguments, completed from given shapes.
 
         Raises the same errors as `solve_shapes` and `check_states`.
@@ -354,7 +354,7 @@ class Arguments:
         given = given_shapes(given, self._buffers, None if self.steps is None else self.steps.count)
         state = {each.source.name: name for name, each in states.items()}
         grow = {name for name, each in states.items() if each.grows}
-        return solved(self.compilation, given, self._buffers, state, grow)
+        return solve_arguments(self.compilation, given, self._buffers, state, grow)
 
     def sizes_with(self, arrays: Mapping[str, Array]) -> Sizes:
         """Return the shapes of all arguments if inputs get the shapes of the arrays.
@@ -374,7 +374,7 @@ class Arguments:
         left_out = [node.name for node in nodes if node.name not in there]
         return complete_shapes(nodes, self.compilation.outputs, there, left_out=left_out)
 
-    def resized(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
+    def changes_for(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
         """Return the changes for new shapes, by index of the argument. Raises `InvalidArgument` for a wrong shape."""
         rows = enumerate(zip(self._known_shapes(sizes), self._known, strict=True))
         return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
@@ -387,10 +387,10 @@ class Arguments:
                 "elements, stays as it is, and so does the number of dimensions; bind another execution"
             )
         if node.name in self._buffers:
-            return shape, self._in_buffer(node, shape, self._buffers[node.name])
+            return shape, self._argument_in_buffer(node, shape, self._buffers[node.name])
         if before.memories:
             raise InvalidArgument(f"{node.name!r} is a state, which keeps its shape {known}; bind another execution")
-        nbytes = math.prod(self._stepped(shape)) * node.dtype.itemsize
+        nbytes = math.prod(self._add_steps(shape)) * node.dtype.itemsize
         if nbytes > before.room:
             raise InvalidArgument(
                 f"{node.name!r} of shape {shape} takes {nbytes} bytes and has room for {before.room}; bind with "
@@ -399,7 +399,7 @@ class Arguments:
         dimensions = shape if before.dimensions else ()
         return shape, Argument(room=before.room, length=nbytes or before.length, dimensions=dimensions)
 
-    def numbers(self, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> list[int]:
+    def packet_numbers(self, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> list[int]:
         """Return the numbers for a packet: length and dimensions of each argument, after the changes in `changed`."""
         numbers: list[int] = []
         for i, argument in enumerate(self._all):
@@ -409,13 +409,13 @@ class Arguments:
         return numbers
 
     def resize(self, sizes: Sizes, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> None:
-        """Change the shapes of the arguments to `sizes`. `changed` is the result of `resized`."""
+        """Change the shapes of the arguments to `sizes`. `changed` is the result of `changes_for`."""
         for i, (shape, argument) in changed.items():
             self._known[i], self._all[i] = shape, argument
             self._make_array(i)
         self.sizes = sizes
 
-    def enough_for(self, sizes: Sizes) -> dict[str, int]:
+    def room_for(self, sizes: Sizes) -> dict[str, int]:
         """Return the bytes for new shapes, by name: the current bytes if sufficient, else at least twice as many."""
         need, enough = nbytes_by_name(self.compilation, sizes), {}
         for node, argument in zip(self._nodes, self._all, strict=True):
@@ -429,7 +429,7 @@ class Arguments:
         """Raise `GeneralFailure` if output shapes from a service contradict the model or the request."""
         check_shapes(self.compilation.outputs, self._all[self._inputs :], shapes, self._unverified)
 
-    def copied(self, shapes: Sequence[OutputShape]) -> list[Array]:
+    def copy_outputs(self, shapes: Sequence[OutputShape]) -> list[Array]:
         """Return copies of all outputs, in the shapes of the last run."""
         return [self._copy(i, node, shapes) for i, node in enumerate(self.compilation.outputs)]
 
@@ -461,7 +461,7 @@ class Arguments:
         return rooms
 
 
-def solved(
+def solve_arguments(
     compilation: Compilation,
     given: Mapping[str, int | Sequence[int]],
     buffers: Mapping[str, ExternalBuffer],

@@ -218,12 +218,12 @@ def model_arguments(
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
     """Return (inputs, outputs) of a model's main subgraph."""
 
-    def listed(indexes: Sequence[int], names: Sequence[str], kind: str) -> tuple[NodeArg, ...]:
+    def make_node_args(indexes: Sequence[int], names: Sequence[str], kind: str) -> tuple[NodeArg, ...]:
         chosen = names or [f"{kind}{i}" for i in range(len(indexes))]
         return tuple(_argument(model, i, name, extensions) for i, name in zip(indexes, chosen, strict=True))
 
-    inputs = listed(model.main.input_indexes, model.input_names, "input")
-    return inputs, listed(model.main.output_indexes, model.output_names, "output")
+    inputs = make_node_args(model.main.input_indexes, model.input_names, "input")
+    return inputs, make_node_args(model.main.output_indexes, model.output_names, "output")
 
 
 def imported_arguments(
@@ -231,7 +231,7 @@ def imported_arguments(
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
     """Return (inputs, outputs) of a model file, with symbolic dimensions."""
 
-    def completed(
+    def with_shapes(
         arguments: Sequence[NodeArg], indexes: Sequence[int], shapes: Sequence[OpenShape]
     ) -> tuple[NodeArg, ...]:
         rows = (replace(each, shape=shape, may_be_empty=True) for each, shape in zip(arguments, shapes, strict=True))
@@ -245,8 +245,8 @@ def imported_arguments(
     required = len(inputs) - imported.optional_inputs
     inputs = (*inputs[:required], *(replace(each, is_optional=True) for each in inputs[required:]))
     return (
-        completed(inputs, main.input_indexes, imported.input_shapes),
-        completed(outputs, main.output_indexes, imported.output_shapes),
+        with_shapes(inputs, main.input_indexes, imported.input_shapes),
+        with_shapes(outputs, main.output_indexes, imported.output_shapes),
     )
 
 
@@ -384,7 +384,7 @@ def solve_shapes(
         InvalidArgument: A name is unknown, a shape is missing, or the arguments contradict each other or the model.
     """
     every = (*inputs, *outputs)
-    shapes, said = _sorted_out(every, given)
+    shapes, said = _split_shapes(every, given)
     for argument in every:
         shape = shapes.get(argument.name)
         if shape is None:
@@ -441,7 +441,7 @@ def complete_shapes(
     return Sizes(tuple(complete[: len(inputs)]), tuple(complete[len(inputs) :]))
 
 
-def _sorted_out(
+def _split_shapes(
     arguments: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     names = {argument.name for argument in arguments}

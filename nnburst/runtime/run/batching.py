@@ -38,7 +38,7 @@ def run_many(
 ) -> Generator[Outcome, None, None]:
     """Run a session on many inputs, for `Session.run_many`."""
     index = -1
-    with contextlib.closing(_parts(session, inputs, batch, timeout)) as parts:
+    with contextlib.closing(_run_groups(session, inputs, batch, timeout)) as parts:
         for part in parts:
             if isinstance(part, Exception):  # from the caller's iterator
                 raise part
@@ -57,7 +57,7 @@ def _name(error: NNBurstError, index: int) -> None:
     error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
 
-def _parts(
+def _run_groups(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
     """Yield groups of results. If the iterator of `inputs` raises an error, yield the error last."""
@@ -76,23 +76,23 @@ def _parts(
         if batch > 1 and (fixed or not nodes):
             raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
         shapes = {name: a.shape if batch == 1 else (batch, *a.shape[1:]) for name, a in arrays.items()}
-        with session._lent_ring(_DEPTH, shapes, timeout) as ring:
+        with session._lend_ring(_DEPTH, shapes, timeout) as ring:
             if batch == 1:
-                yield from _one_by_one(session, ring, rest, timeout)
+                yield from _run_one_by_one(session, ring, rest, timeout)
             else:
-                yield from _Batches(session, ring, shapes, timeout).outcomes(rest)
+                yield from _Batches(session, ring, shapes, timeout).run(rest)
     if rest.error is not None:
         yield rest.error
 
 
-def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None) -> Iterator[tuple[Outcome]]:
+def _run_one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None) -> Iterator[tuple[Outcome]]:
     """Yield the results of equally shaped inputs, each from its own run."""
     nodes = session.compilation.inputs
 
     def filled() -> Iterator[tuple[bool, NNBurstError | None]]:
         for arrays in rest:
             execution = ring.current
-            if not execution._feed(arrays):
+            if not execution._set_inputs(arrays):
                 try:
                     checked = checked_inputs(nodes, arrays)
                 except NNBurstError as error:
@@ -103,7 +103,7 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
                     return
             yield True, None
 
-    with contextlib.closing(ring.flights(filled())) as flights:
+    with contextlib.closing(ring.run(filled())) as flights:
         for wrong, execution, failure in flights:
             outcome: Outcome
             try:
@@ -124,10 +124,10 @@ class _Rest:
         self.error: Exception | None = None
         self.at_once = isinstance(inputs, list | tuple)
         """True if several inputs can be taken before the first is copied: only an iterator may reuse its arrays."""
-        self._iterator = iter(inputs) if self.at_once else self._caught(inputs)
+        self._iterator = iter(inputs) if self.at_once else self._catch(inputs)
         self._back: list[Inputs] = []
 
-    def _caught(self, inputs: Iterable[Inputs]) -> Iterator[Inputs]:
+    def _catch(self, inputs: Iterable[Inputs]) -> Iterator[Inputs]:
         try:
             yield from inputs
         except Exception as error:
@@ -177,9 +177,9 @@ class _Batches:
         self._batch = next(iter(shapes.values()))[0]
         self._filled = 0  # batch rows of the next batch
 
-    def outcomes(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
+    def run(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
         """Yield the results of each batch, until an error that ends the ring."""
-        with contextlib.closing(self._ring.flights(self._batches(rest))) as flights:
+        with contextlib.closing(self._ring.run(self._batches(rest))) as flights:
             for (count, rows), execution, error in flights:
                 outputs: list[Array] = []
                 try:
@@ -190,10 +190,10 @@ class _Batches:
                         outputs = self._session.run(None, head, self._timeout)
                 except NNBurstError as failure:
                     error = failure
-                yield _split(outputs, rows) if error is None else self._alone(execution, rows, error)
+                yield _split(outputs, rows) if error is None else self._run_each(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill batches for `Ring.flights`. Yield for each batch: False if it is not to be started, and its rows."""
+        """Fill batches for `Ring.run`. Yield for each batch: False if it is not to be started, and its rows."""
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):
@@ -247,7 +247,7 @@ class _Batches:
                 view[self._filled : self._filled + count] = checked[name]
         return count
 
-    def _alone(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
+    def _run_each(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
         """Yield the result of each input of a failed batch. Run each input alone, to find the faulty one."""
         at = 0
         for row in rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._core.errno import whole
+from ..._core.errno import as_int
 from ..._core.leaving import Closing, OneProcess
 from ...burst.client.controller import ExecutionBurstController
 from ...burst.stats import BurstStats
@@ -17,10 +17,10 @@ from ...memory.memory import Memory
 from ...model.types import ExecutionPreference
 from ..compile.compilation import Compilation
 from ..execution import Execution
-from ..request.arguments import Arguments, find_buffers, given_shapes, nbytes_by_name, solved
+from ..request.arguments import Arguments, find_buffers, given_shapes, nbytes_by_name, solve_arguments
 from ..request.node_args import channel_lengths
 from ..request.state import States, check_steps, make_states, steps_of
-from ..service import closes_with, service_of
+from ..service import close_with, service_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,7 +76,7 @@ class Burst(OneProcess, Closing):
         self._recording: Recording | None = None
         if os.environ.get("NNBURST_TRACE"):
             self._record()
-        closes_with(compilation._used, self)
+        close_with(compilation._used, self)
 
     def _record(self) -> None:
         from ...watch.trace import recorder
@@ -84,7 +84,7 @@ class Burst(OneProcess, Closing):
         service, compilation = service_of(self.compilation.device), self.compilation
         names = [", ".join(node.name for node in nodes) for nodes in (compilation.inputs, compilation.outputs)]
         label = f"{compilation.device.name}: {' → '.join(names)}"
-        self._recording = recorder().follow(
+        self._recording = recorder().start_recording(
             label, (os.getpid(), "") if service is None else (service.pid, service.what)
         )
         self.controller.record(self._recording.pointer)
@@ -152,13 +152,13 @@ class Burst(OneProcess, Closing):
         targets = list((state or {}).values())
         grow = [name for name in room or {} if name in targets]
         if room is not None and len(room) > len(grow):
-            largest = solved(compilation, given_shapes(room, buffers, steps), buffers, state or {}, grow)
+            largest = solve_arguments(compilation, given_shapes(room, buffers, steps), buffers, state or {}, grow)
             least = nbytes_by_name(compilation, largest, steps or 1)
             if shapes is None:
                 shapes = {name: size for name, size in room.items() if name not in (*self._outputs, *grow)}
         values = {name: np.shape(value) for name, value in (initial_state or {}).items() if name in grow}
         given = given_shapes({**values, **(shapes or {})}, buffers, steps)
-        sizes = solved(compilation, given, buffers, state or {}, grow)
+        sizes = solve_arguments(compilation, given, buffers, state or {}, grow)
         rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         rows = zip(compilation.inputs, sizes.inputs, strict=True)
         known = {node.name: shape for node, shape in rows if shape is not None}
@@ -210,7 +210,7 @@ class Burst(OneProcess, Closing):
 
 
 def _room(name: str, nbytes: object) -> int:
-    room = whole(nbytes, f"the room of output {name!r}", " of bytes")
+    room = as_int(nbytes, f"the room of output {name!r}", " of bytes")
     if room < 0:
         raise InvalidArgument(f"the room of output {name!r} is {room}; give a whole number of bytes from 0")
     return room

@@ -59,7 +59,7 @@ class BurstPool:
 
     Args:
         options: Options of the session.
-        open_again: Function that reopens the model after the service's death, calls `begin_again`, and returns the
+        open_again: Function that reopens the model after the service's death, calls `restart`, and returns the
             cache result.
 
     Attributes:
@@ -100,7 +100,7 @@ class BurstPool:
             raise
         return burst
 
-    def begin_again(self, compilation: Compilation) -> None:
+    def restart(self, compilation: Compilation) -> None:
         """Replace dead bursts by a burst on a new compilation, to which executions move at their next run."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
@@ -109,9 +109,9 @@ class BurstPool:
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
         """Return a burst that replaces a busy or dead one; None if a dead one has no replacement.
 
-        Raises the same errors as `spare`.
+        Raises the same errors as `get_free_burst`.
         """
-        return None if died and not self.recover(burst) else self.spare()
+        return None if died and not self.recover(burst) else self.get_free_burst()
 
     def recover(self, dead: Burst) -> bool:
         """Wait until dead bursts are replaced. Return False if no restart is allowed.
@@ -173,11 +173,11 @@ class BurstPool:
         """The burst that was opened first."""
         return self._bursts[0]
 
-    def living(self) -> Burst:
-        """Return a free burst like `spare`. If the service has died, call `recover` first."""
+    def get_live_burst(self) -> Burst:
+        """Return a free burst like `get_free_burst`. If the service has died, call `recover` first."""
         if self.first.controller.ending.reason:
             self.recover(self.first)
-        return self.spare()
+        return self.get_free_burst()
 
     def free(self) -> Burst | None:
         """Return a free burst; None if all are busy."""
@@ -186,7 +186,7 @@ class BurstPool:
                 return burst
         return None
 
-    def spare(self) -> Burst:
+    def get_free_burst(self) -> Burst:
         """Return a free burst. If all are busy, open another.
 
         Raises:
@@ -194,20 +194,20 @@ class BurstPool:
             ResourceExhausted: The service refuses another burst.
             MissedDeadline: The service did not answer in time.
         """
-        return self.free() or self._another(lambda: self._bursts)
+        return self.free() or self._open_another(lambda: self._bursts)
 
-    def _another(self, others: Callable[[], list[Burst]]) -> Burst:
-        self._bury()
+    def _open_another(self, others: Callable[[], list[Burst]]) -> Burst:
+        self._close_ended()
         first = self.first
         try:
             return self._open(first.compilation, others())
         except DeadObject:
             if not self.recover(first):
                 raise
-        return self._another(others)
+        return self._open_another(others)
 
     def _ring(self, make: Callable[[Burst], Sequence[Execution]]) -> Ring:
-        burst = self._another(lambda: self._of_rings)
+        burst = self._open_another(lambda: self._of_rings)
         try:
             return Ring(make(burst), partial(self._end, burst))
         except BaseException:
@@ -216,7 +216,7 @@ class BurstPool:
 
     def _end(self, burst: Burst) -> None:
         """End a burst; a later call of another method closes it. Safe in a finaliser."""
-        with contextlib.suppress(ValueError):  # removed by `begin_again`
+        with contextlib.suppress(ValueError):  # removed by `restart`
             self._of_rings.remove(burst)
         if self._refusal != _INHERITED:
             burst.controller.hang_up()
@@ -245,7 +245,7 @@ class BurstPool:
                 for oldest in list(self._rings)[:-_MOST_KEPT]:
                     self._rings.pop(oldest, None)
 
-    def _bury(self) -> None:
+    def _close_ended(self) -> None:
         """Close bursts that have ended, and add up their counters."""
         with contextlib.suppress(IndexError):
             while True:
@@ -259,13 +259,13 @@ class BurstPool:
 
     @property
     def stats(self) -> BurstStats:
-        self._bury()
+        self._close_ended()
         past = () if self._past is None else (self._past[0],)
         return sum((*past, *(burst.stats for burst in self._all[1:])), self.first.stats)
 
     def latency(self) -> Latency:
         """Return the latencies of the runs of all bursts."""
-        self._bury()
+        self._close_ended()
         past = () if self._past is None else (self._past[1],)
         return sum((*past, *(burst.controller.latency() for burst in self._all[1:])), self.first.controller.latency())
 

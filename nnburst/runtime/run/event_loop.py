@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._core.fds import FdSet
 from ...errors import BadState, ErrorStatus, ResourceExhausted
-from .futures import attend_to
+from .futures import complete_in_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -92,17 +92,17 @@ async def run(
     else:
         try:
             while flight.may_look:
-                await loop.pause()
+                await loop.yield_once()
                 flights.look(flight, loop.look_until())
             if flight.status is None:
                 waiter = loop.waiter()
-                flight.when_landed(waiter.set)
+                flight.on_end(waiter.set)
                 if flights.arm():
-                    loop.attend(flights)
+                    loop.watch(flights)
                 if not await waiter.wait(execution._deadline.left()):
-                    raise execution._missed()
+                    raise execution._deadline_error()
         except BaseException:
-            _give_up(flight, flights, late)
+            _abandon(flight, flights, late)
             raise
     if flight.status == 0:
         return
@@ -117,12 +117,12 @@ async def run(
         finally:
             execution._concluding = False
 
-    _, error = await aside(flights, conclude, late)
+    _, error = await run_in_thread(flights, conclude, late)
     if error is not None:
         raise error
 
 
-async def aside(
+async def run_in_thread(
     flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] = _nothing
 ) -> tuple[T | None, BaseException | None]:
     """Call a blocking function in a separate thread of the burst.
@@ -158,17 +158,17 @@ async def aside(
     return outcome.pop()
 
 
-def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) -> None:
+def _abandon(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) -> None:
     once = threading.Lock()
 
     def landed(flight: InFlight) -> None:
         if once.acquire(blocking=False):
             late()
 
-    flight.when_landed(landed)
-    if not flights.give_up(flight):
+    flight.on_end(landed)
+    if not flights.withdraw(flight):
         with contextlib.suppress(ResourceExhausted):  # without a thread, only the loop waits
-            attend_to(flights, flight)
+            complete_in_thread(flights, flight)
 
 
 # ---- asyncio ---------------------------------------------------------------------------------------------------------
@@ -183,19 +183,19 @@ class _AsyncioLoop:
         self._watched: weakref.WeakKeyDictionary[InFlightRuns, FdSet] = weakref.WeakKeyDictionary()
         self._turn_ends = 0  # 0 if no run has polled in this iteration
 
-    def attend(self, flights: InFlightRuns) -> None:
+    def watch(self, flights: InFlightRuns) -> None:
         """Watch for answers of a burst with executions in flight."""
         loop = self.loop()
         if loop is None or flights in self._watched or flights.closed:
             return
         own = self._watched[flights] = flights.copy_bell()
         (fd,) = own.fds
-        loop.add_reader(fd, self._rung, weakref.ref(flights), fd, own)
+        loop.add_reader(fd, self._on_bell, weakref.ref(flights), fd, own)
 
-    def _rung(self, reference: weakref.ref[InFlightRuns], fd: int, own: FdSet) -> None:
+    def _on_bell(self, reference: weakref.ref[InFlightRuns], fd: int, own: FdSet) -> None:
         flights = reference()
         if flights is not None:
-            flights.attend(fd)
+            flights.collect(fd)
             if not flights.closed:
                 return
             self._watched.pop(flights, None)
@@ -215,14 +215,14 @@ class _AsyncioLoop:
         if not self._turn_ends:
             loop = self.loop()
             assert loop is not None
-            loop.call_soon(self._turn)
+            loop.call_soon(self._end_iteration)
             self._turn_ends = time.monotonic_ns() + _LONGEST_TURN
         return self._turn_ends
 
-    def _turn(self) -> None:
+    def _end_iteration(self) -> None:
         self._turn_ends = 0
 
-    def pause(self) -> Awaitable[None]:
+    def yield_once(self) -> Awaitable[None]:
         """Let the loop run other tasks for one iteration."""
         import asyncio
 
@@ -254,9 +254,9 @@ class _AsyncioWaiter:
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
         """Wait for `set`. Return False after `timeout` seconds."""
-        return self._future if timeout is None else self._within(timeout)
+        return self._future if timeout is None else self._wait_for(timeout)
 
-    async def _within(self, timeout: float) -> bool:
+    async def _wait_for(self, timeout: float) -> bool:
         timer = self._loop.call_later(timeout, self._end, False)
         try:
             return await self._future
@@ -291,7 +291,7 @@ class _TrioLoop:
         self._turn_ends = 0  # 0 if no run has polled in this iteration
         self._turner: Any = None
 
-    def attend(self, flights: InFlightRuns) -> None:
+    def watch(self, flights: InFlightRuns) -> None:
         if flights in self._watched or flights.closed:
             return
         own = flights.copy_bell()  # the burst can close before the task starts
@@ -301,7 +301,7 @@ class _TrioLoop:
     async def _watch(self, flights: InFlightRuns, own: FdSet) -> None:
         (fd,) = own.fds
         try:
-            while flights.attend(fd):
+            while flights.collect(fd):
                 await self._trio.lowlevel.wait_readable(fd)
         finally:
             self._watched.discard(flights)
@@ -314,12 +314,12 @@ class _TrioLoop:
         if not self._turn_ends:
             self._turn_ends = time.monotonic_ns() + _LONGEST_TURN
             if self._turner is None:
-                self._turner = self._trio.lowlevel.spawn_system_task(self._turn)
+                self._turner = self._trio.lowlevel.spawn_system_task(self._begin_iteration)
             else:
                 self._trio.lowlevel.reschedule(self._turner)
         return self._turn_ends
 
-    async def _turn(self) -> None:
+    async def _begin_iteration(self) -> None:
         """Begin a new iteration once all tasks that were ready have run."""
         try:
             while True:
@@ -328,12 +328,12 @@ class _TrioLoop:
         finally:
             self._turner = None
 
-    def pause(self) -> Awaitable[None]:
+    def yield_once(self) -> Awaitable[None]:
         checkpoint: Awaitable[None] = self._trio.lowlevel.checkpoint()
         return checkpoint
 
     def checkpoint(self) -> Awaitable[None]:
-        return self.pause()
+        return self.yield_once()
 
 
 class _TrioWaiter:

@@ -30,16 +30,16 @@ def submit(execution: E) -> Future[E]:
     future: Future[E] = Future()
     deadline = Deadline.after(execution._allowed)
     while (flight := execution._start()).status == -errno.EBUSY:  # another thread uses this burst
-        if execution._again(errno.EBUSY, deadline) is None:
+        if execution._rebind(errno.EBUSY, deadline) is None:
             break  # there is no other burst
     flights = execution.controller.flights
     try:
-        attend_to(flights, flight)
+        complete_in_thread(flights, flight)
     except ResourceExhausted:
-        flights.give_up(flight)
+        flights.withdraw(flight)
         raise
     future.set_running_or_notify_cancel()
-    once, due, missed = threading.Lock(), execution._deadline, execution._missed()
+    once, due, missed = threading.Lock(), execution._deadline, execution._deadline_error()
 
     def landed(flight: InFlight) -> None:
         if not once.acquire(blocking=False):  # another thread was first, or the timeout has passed
@@ -53,19 +53,19 @@ def submit(execution: E) -> Future[E]:
             future.set_result(execution)
 
     def expire() -> None:
-        if not flights.give_up(flight) and once.acquire(blocking=False):  # the run has not ended
+        if not flights.withdraw(flight) and once.acquire(blocking=False):  # the run has not ended
             future.set_exception(missed)
 
     is_limited = due.at_ns and flight.status is None
     take_back = flights.jobs.do(expire, due) if is_limited else lambda: None
-    flight.when_landed(landed)
+    flight.on_end(landed)
     return future
 
 
 _attendants = process_lock()
 
 
-def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
+def complete_in_thread(flights: InFlightRuns, flight: InFlight) -> None:
     """Make a thread complete a burst's executions until `flight` has ended."""
     if flight.status is not None:
         return
@@ -89,7 +89,7 @@ def _attend(reference: weakref.ref[InFlightRuns]) -> None:
     poll.register(fd.fds[0], select.POLLIN)
     with contextlib.closing(fd):
         while flights is not None:
-            flights.attend(fd.fds[0])
+            flights.collect(fd.fds[0])
             if flights.closed:
                 return
             del flights  # the burst can be dropped meanwhile

@@ -50,7 +50,7 @@ class Permits:
     exception.
 
     Attributes:
-        idle: Free permits. A hot loop replaces `take` by ``idle.pop()`` while `waiting` is empty, and `give` by
+        idle: Free permits. A hot loop replaces `take` by ``idle.pop()`` while `waiting` is empty, and `put_back` by
             ``idle.append(permit)`` followed by ``if waiting: wake()``.
         waiting: Functions that wake the waiting callers, in order.
     """
@@ -123,7 +123,7 @@ class Permits:
             self.waiting.remove(wake)
             self.wake()
 
-    def give(self, permit: Permit) -> None:
+    def put_back(self, permit: Permit) -> None:
         self.idle.append(permit)
         if self.waiting:
             self.wake()
@@ -134,7 +134,7 @@ class Permits:
             for place in range(min(len(self.idle), len(self.waiting))):
                 self.waiting[place](None)
 
-    def awaited_in(self, thread: int) -> int:
+    def count_awaited(self, thread: int) -> int:
         """Count the permits that only the given thread can give back."""
         return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 

@@ -62,9 +62,7 @@ class Ring:
         controller = self._controller
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
-    def flights(
-        self, items: Iterable[tuple[bool, T]]
-    ) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
+    def run(self, items: Iterable[tuple[bool, T]]) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
         """Run `current` for each item, several at the same time. Yield item, execution and error after each run.
 
         An item with False starts no run, and is yielded in order. The generator stops after a `MissedDeadline` (the
@@ -86,7 +84,7 @@ class Ring:
                     break
             yield from self._finish(flying)
         finally:
-            _give_up(self._pointers)
+            _abandon_all(self._pointers)
             self._at = 0
 
     def _start(self) -> tuple[bool, NNBurstError | None]:
@@ -118,7 +116,7 @@ def _error(execution: Execution, status: int) -> NNBurstError | None:
     return None
 
 
-def _give_up(executions: Sequence[CData]) -> None:
+def _abandon_all(executions: Sequence[CData]) -> None:
     """Abandon all runs without waiting. Safe in a finaliser."""
     for execution in filter(lib.nnb_execution_flies, executions):
         lib.nnb_execution_drop(execution)
@@ -126,5 +124,5 @@ def _give_up(executions: Sequence[CData]) -> None:
 
 def _end(executions: Sequence[CData], then: Callable[[], object]) -> None:
     """Withdraw the executions, so that no answer is written into freed memory."""
-    _give_up(executions)
+    _abandon_all(executions)
     then()

@@ -16,7 +16,7 @@ import numpy as np
 from ..._core.deadline import Deadline
 from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
 from ...model.types import Array
-from ..execution import Execution, setting_up
+from ..execution import Execution, setup_deadline
 from ..request.node_args import checked_inputs, complete_shapes
 from . import event_loop
 from .permits import Permit, Permits
@@ -69,7 +69,7 @@ class Runs:
             MissedDeadline: No permit was free in time.
         """
         permits, deadline = self.permits, Deadline.after(limit)
-        if permits.awaited_in(threading.get_ident()) >= permits.number:
+        if permits.count_awaited(threading.get_ident()) >= permits.number:
             raise BadState(
                 f"{permits.number} runs of the session are under way in this thread, below a signal handler or as "
                 "tasks of its event loop, and do not go on while it waits here; open the session with a higher "
@@ -77,10 +77,10 @@ class Runs:
             )
         permit = permits.take(deadline)
         if permit is None:
-            raise self._not_started(limit)
+            raise self._deadline_error(limit)
         return permit, deadline.left()
 
-    def _not_started(self, limit: float | None) -> MissedDeadline:
+    def _deadline_error(self, limit: float | None) -> MissedDeadline:
         within = "" if limit is None else f" within {limit:.3g} s"
         return MissedDeadline(
             f"not started{within}: {self.permits.number} runs were under way. Give more time (timeout=), or let more "
@@ -95,7 +95,7 @@ class Runs:
         """Repeat a run with more memory for outputs. `limit` is the run's time limit in seconds."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
-            larger = self._setting_up(limit).call(self.enlarge, permit, failed, error)
+            larger = self._setup_deadline(limit).call(self.enlarge, permit, failed, error)
             try:
                 larger.run(left)
                 return larger._copied()
@@ -107,24 +107,24 @@ class Runs:
         deadline, once, aside = Deadline.after(limit), threading.Lock(), False
         permit = await self.permits.atake(deadline)
         if permit is None:
-            raise self._not_started(limit)
+            raise self._deadline_error(limit)
         permit.thread = threading.get_ident()
 
         def give() -> None:
             if once.acquire(blocking=False):
-                self.permits.give(permit)
+                self.permits.put_back(permit)
 
         async def set_up(step: Callable[[], Any]) -> Any:
             """Call a function that can wait for another burst, or for a restart of the service."""
             nonlocal deadline, aside
             first, begin = self._pool.first.controller, time.monotonic_ns()
-            opening = self._setting_up(limit)
+            opening = self._setup_deadline(limit)
             if not first.ending.reason and self._pool.free():
                 made = opening.call(step)
             else:
                 flights = first.flights
                 aside = True  # a cancelled task keeps the permit until `step` ends
-                made, error = await event_loop.aside(flights, lambda: opening.call(step), give)
+                made, error = await event_loop.run_in_thread(flights, lambda: opening.call(step), give)
                 aside = False
                 if error is not None:
                     raise error
@@ -133,12 +133,12 @@ class Runs:
 
         execution = permit.execution
         try:
-            if execution is None or not execution._feed(inputs):
-                execution = await set_up(partial(self._fed, permit, inputs))
+            if execution is None or not execution._set_inputs(inputs):
+                execution = await set_up(partial(self._prepare, permit, inputs))
             for _ in range(_MOST_RERUNS):
                 if not execution.controller.is_free:
                     with contextlib.suppress(ResourceExhausted):  # without another burst, runs share this one
-                        await set_up(partial(execution._again, errno.EBUSY, deadline))
+                        await set_up(partial(execution._rebind, errno.EBUSY, deadline))
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
                     return execution._copied()
@@ -151,22 +151,22 @@ class Runs:
             if not aside and not abandoned:  # otherwise, the end of the step or run returns it
                 give()
 
-    def _setting_up(self, limit: float | None) -> Deadline:
-        return setting_up(self._pool.options.open_timeout, limit)
+    def _setup_deadline(self, limit: float | None) -> Deadline:
+        return setup_deadline(self._pool.options.open_timeout, limit)
 
     # ---- executions ------------------------------------------------------------------------------------------
 
     def prepare(self, permit: Permit, inputs: object, limit: float | None) -> Execution:
         """Return an execution for the inputs' shapes, and copy the inputs."""
-        return self._setting_up(limit).call(self._fed, permit, inputs)
+        return self._setup_deadline(limit).call(self._prepare, permit, inputs)
 
-    def _fed(self, permit: Permit, inputs: object) -> Execution:
+    def _prepare(self, permit: Permit, inputs: object) -> Execution:
         arrays = checked_inputs(self._nodes[0], inputs)
         sizes = self.sizes({name: array.shape for name, array in arrays.items()})
         form = sizes.form
         permit.execution, execution, least = None, permit.executions.pop(form, None), self.least
         if execution is not None and not execution._fill(arrays):
-            least = execution._arguments.enough_for(sizes)
+            least = execution._arguments.room_for(sizes)
             execution.forget()
             execution = None
         if execution is None:
@@ -181,7 +181,7 @@ class Runs:
         return complete_shapes(*self._nodes, shapes, left_out=self._optional - shapes.keys())
 
     def _bound(self, arrays: Mapping[str, Array], least: Mapping[str, int]) -> Execution:
-        execution = self._pool.spare().bind(
+        execution = self._pool.get_free_burst().bind(
             shapes={name: array.shape for name, array in arrays.items()},
             timeout=self._timeout,
             rooms=self.rooms,
@@ -199,7 +199,7 @@ class Runs:
         arguments = small._arguments
         for name, nbytes in arguments.needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
-        larger = self._bound(small._wired, arguments.enough_for(arguments.sizes))
+        larger = self._bound(small._wired, arguments.room_for(arguments.sizes))
         larger._fill(small._wired)
         permit.executions[arguments.sizes.form] = permit.execution = larger
         small.forget()

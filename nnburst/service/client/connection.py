@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._core.deadline import Deadline
-from ..._core.fds import ready
+from ..._core.fds import wait_readable
 from ..._core.leaving import LEAVING, Closing, OneProcess, process_lock
 from ...devices.common import device_of
 from ...devices.interfaces import Device
@@ -298,7 +298,7 @@ def connect_to(
     return Deadline.after(timeout).call(connect)
 
 
-def order(
+def send_order(
     address: str,
     message: calls.EndClients | calls.LoadModel,
     *,
@@ -324,7 +324,7 @@ def order(
     call, deadline = calls.CALL_BY_REQUEST[type(message)], Deadline.after(timeout)
     with dial(address, deadline.left(), trust_uid) as sock:
         Outgoing(Kind.REQUEST, 1, calls.encode_request(message)).try_send(sock)
-        if not ready([sock.fileno()], deadline.left()):
+        if not wait_readable([sock.fileno()], deadline.left()):
             raise MissedDeadline(f"{call.name}: the service at {address!r} has not answered within {timeout:.3g} s")
         try:
             answer = receive(sock)

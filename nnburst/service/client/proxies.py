@@ -64,7 +64,7 @@ class _Remote(Closing):
         self.connection = connection = place.connection
         self._number = number
         self._what = what
-        self._finalizer = weakref.finalize(self, connection.forget, calls.Release(number))
+        self._finalizer = weakref.finalize(self, connection.call_without_answer, calls.Release(number))
         self._finalizer.atexit = False  # at exit the connection ends, and with it all its objects
 
     @property
@@ -135,7 +135,7 @@ class RemoteDevice(DescribedDevice):
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> RemotePreparedModel:
         at = self.place()
         check_preparation(replace(job, deadline_ns=0))
-        deadline = Deadline.after().sooner(Deadline(job.deadline_ns))
+        deadline = Deadline.after().earlier(Deadline(job.deadline_ns))
         job = replace(job, deadline_ns=deadline.at_ns)
         wire, fds = model_to_wire(model)
         if job.cache is not None:
@@ -150,7 +150,7 @@ class RemoteDevice(DescribedDevice):
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
         at = self.place()
         check_cache_key(cache.cache_key)
-        deadline = Deadline.after().sooner(Deadline(deadline_ns))
+        deadline = Deadline.after().earlier(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
         message = calls.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
         reply, _ = _create(at.connection, message, fds, _answer_timeout(deadline))
@@ -179,7 +179,7 @@ class RemoteDevice(DescribedDevice):
             numbers.append(prepared.number if isinstance(prepared, RemotePreparedModel) and ours else 0)
         message = calls.Allocate(
             device=at.number,
-            dimensions=_in_range(desc.dimensions),
+            dimensions=_check_range(desc.dimensions),
             prepared_models=tuple(numbers),
             input_roles=tuple(input_roles),
             output_roles=tuple(output_roles),
@@ -204,7 +204,7 @@ class RemoteBuffer(_Remote, Buffer):
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         (handle,), fds = pools_to_wire([memory])
-        message = calls.CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions))
+        message = calls.CopyFrom(buffer=self.number, memory=handle, dimensions=_check_range(dimensions))
         self.connection.call(message, fds, timeout=self.timeout)
 
     def copy_buffer(self, source: Buffer) -> None:
@@ -322,7 +322,7 @@ class RemoteFenced(_Remote, FencedExecution):
         return FencedInfo(ErrorStatus(reply.status), reply.launched, reply.fenced, reply.reason)
 
     def cancel(self) -> None:
-        self.connection.forget(calls.CancelFenced(execution=self.number))
+        self.connection.call_without_answer(calls.CancelFenced(execution=self.number))
 
 
 class RemoteBurstContext(_Remote, BurstContext):
@@ -350,7 +350,7 @@ class RemoteBurstContext(_Remote, BurstContext):
         self.connection.release(calls.FreeMemory(burst=self.number, slot=slot))
 
     def forget_memory(self, slot: int) -> None:
-        self.connection.forget(calls.FreeMemory(burst=self.number, slot=slot))
+        self.connection.call_without_answer(calls.FreeMemory(burst=self.number, slot=slot))
 
     def hang_up(self) -> None:
         self._finalizer()
@@ -373,10 +373,10 @@ def _forget_late(connection: Connection, reply: Message) -> None:
     """Release the object that a late reply names."""
     for name in ("prepared_model", "burst", "buffer", "execution"):
         if number := getattr(reply, name, None):
-            connection.forget(calls.Release(number))
+            connection.call_without_answer(calls.Release(number))
 
 
-def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
+def _check_range(dimensions: Sequence[int]) -> tuple[int, ...]:
     """Return the dimensions as a tuple. Raises `InvalidArgument` unless each fits in 32 bits."""
     if any(not 0 <= size < 2**32 for size in dimensions):
         raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")

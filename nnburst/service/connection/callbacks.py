@@ -38,10 +38,10 @@ class CallbackRegistry:
         """Store the reason why the service or one burst ends. Errors of later calls or runs contain the reason."""
         if not message.callback:
             if self._broker is not None:
-                self._broker.leaving()
+                self._broker.stop_accepting()
             self._end(message.reason)
         elif callback := self._callbacks.get(message.callback):
-            callback.ended(message.reason)
+            callback.report_end(message.reason)
         return calls.Done()
 
     def on_get_memories(self, message: calls.GetMemories, fds: FdBundle) -> tuple[calls.GetMemoriesReply, FdBundle]:
@@ -62,5 +62,5 @@ class CallbackRegistry:
     def on_client_gone(self, message: calls.ClientGone, fds: FdBundle) -> calls.Done:
         if self._broker is None:
             raise calls.Malformed("the service is no worker of this process")
-        self._broker.gone(message.number, message.reason)
+        self._broker.remove_client(message.number, message.reason)
         return calls.Done()

@@ -24,7 +24,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
-        self._bell: FdSet | None = FdSet.made(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell: FdSet | None = FdSet.create(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while jobs wait."""

@@ -88,7 +88,7 @@ class Outbox:
         If a message can never be sent, return it and its error. The caller then calls `send` again.
         """
         self.is_full = False
-        self._settle()
+        self._check_received()
         while self._messages and not (self._messages[0].n_fds and self._unread):
             message = self._messages[0]
             try:
@@ -124,7 +124,7 @@ class Outbox:
             _log.warning("it is tried again for %g s: %s", self.send_timeout, error)
         return now < self._refused_since + self.send_timeout
 
-    def _settle(self) -> None:
+    def _check_received(self) -> None:
         """Check whether the last answer with descriptors was received."""
         if self._unread is not None:
             message, before, _ = self._unread
@@ -167,7 +167,7 @@ class Outbox:
         while self._unread is not None and not is_closed():
             time.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK)
-            self._settle()
+            self._check_received()
 
     def clear(self) -> None:
         while self._messages:

@@ -1,6 +1,6 @@
 """Calls that this side has made and that wait for their answers.
 
-Only the owner of the connection changes calls (see `mailbox`). `PendingCall.give_up` in the caller and
+Only the owner of the connection changes calls (see `mailbox`). `PendingCall.stop_waiting` in the caller and
 `PendingCall.finish` in the owner decide which thread gets the answer.
 """
 
@@ -59,7 +59,7 @@ class PendingCall:
         """Wait for the answer; return False after `timeout` seconds. Call it only once."""
         return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
-    def give_up(self) -> bool:
+    def stop_waiting(self) -> bool:
         """Stop waiting. Return False if the answer has already come; the caller then takes it."""
         return self._claim.acquire(blocking=False)
 
@@ -70,7 +70,7 @@ class PendingCall:
             raise error
         return reply, fds
 
-    def missed(self, timeout: float | None) -> MissedDeadline:
+    def deadline_error(self, timeout: float | None) -> MissedDeadline:
         if not self.is_sent:
             return MissedDeadline(
                 f"{self.call.name}: not sent in time: too many calls are under way already, or another long one; the "

@@ -100,7 +100,7 @@ class ServedCalls:
         self._has_long = False
         self._lock = threading.Lock()
 
-    def enter(self, n_fds: int = 0, is_long: bool = False, waiting: int = 0) -> None:
+    def begin(self, n_fds: int = 0, is_long: bool = False, waiting: int = 0) -> None:
         """Count a received request.
 
         Args:
@@ -120,7 +120,7 @@ class ServedCalls:
             self._fds += n_fds
             self._has_long = self._has_long or is_long
 
-    def leave(self, n_fds: int = 0, is_long: bool = False) -> None:
+    def end(self, n_fds: int = 0, is_long: bool = False) -> None:
         """Stop counting a request whose answer is ready."""
         with self._lock:
             self.count -= 1
@@ -175,12 +175,12 @@ class Serving:
         if call.request_fds(message) != len(fds):
             raise calls.Malformed(f"{call.name} needs {call.request_fds(message)} descriptors, {len(fds)} came")
         n_fds, is_long = len(fds), packet.is_long
-        self._served.enter(n_fds, is_long, self._outbox.answers)
+        self._served.begin(n_fds, is_long, self._outbox.answers)
 
         def job() -> None:
             with fds:
                 answer = self._serve(call, message, fds)
-            self._served.leave(n_fds, is_long)  # before the peer receives the answer and sends its next call
+            self._served.end(n_fds, is_long)  # before the peer receives the answer and sends its next call
             if answer is not None:
                 self._answer(number, *answer)
 
@@ -188,13 +188,13 @@ class Serving:
             self._workers[call.computes].submit(job, self._served.count, self._rank(message))
         except ResourceExhausted as error:
             fds.close()
-            self._served.leave(n_fds, is_long)
+            self._served.end(n_fds, is_long)
             self._outbox.put(refusal(number, error))
 
     def refuse(self, number: int, error: NNBurstError) -> None:
         """Send an error for a request whose descriptors were lost."""
-        self._served.enter(waiting=self._outbox.answers)
-        self._served.leave()
+        self._served.begin(waiting=self._outbox.answers)
+        self._served.end()
         self._outbox.put(refusal(number, error))
 
     def part(self, reason: str) -> None:

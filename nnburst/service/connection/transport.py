@@ -212,7 +212,7 @@ class Connection:
             self.check_usable()
         key = object()
         self._listeners[key] = listener
-        self._mailbox.post(partial(self._linked, key))
+        self._mailbox.post(partial(self._on_link, key))
         return partial(self._unlink, key)
 
     # -- calling -----------------------------------------------------------------------------------------------------
@@ -250,15 +250,15 @@ class Connection:
             self._mailbox.post(partial(self._begin, pending))
             answered = pending.wait(limit)
         except BaseException:  # raised by a signal handler: no caller is left to take the reply
-            if not self._give_up(pending):
+            if not self._stop_waiting(pending):
                 pending.discard()
             raise
-        if not answered and self._give_up(pending):
-            raise pending.missed(limit)
+        if not answered and self._stop_waiting(pending):
+            raise pending.deadline_error(limit)
         return pending.result()
 
-    def _give_up(self, pending: PendingCall) -> bool:
-        given_up = pending.give_up()
+    def _stop_waiting(self, pending: PendingCall) -> bool:
+        given_up = pending.stop_waiting()
         if given_up:
             self._mailbox.post(partial(self._withdraw, pending))
         return given_up
@@ -272,16 +272,16 @@ class Connection:
         pending = PendingCall(message, on_late=self._answers_again)
         limit = Deadline.after(self._patience).left()
         self._mailbox.post(partial(self._begin, pending))
-        if not pending.wait(limit) and pending.give_up():
+        if not pending.wait(limit) and pending.stop_waiting():
             self._leave_by = min(self._leave_by, time.monotonic())
-            raise pending.missed(limit)
+            raise pending.deadline_error(limit)
         pending.result()
 
     def _answers_again(self, reply: Message) -> None:
         if not self._closed:
             self._leave_by = math.inf
 
-    def forget(
+    def call_without_answer(
         self, message: Message, fds: Sequence[int] = (), on_failure: Callable[[NNBurstError], None] = lambda error: None
     ) -> None:
         """Make a call without waiting for its answer. Finalisers may call it, too, but without descriptors.
@@ -296,7 +296,7 @@ class Connection:
         """
         if self.alive:
             pending = PendingCall(message, FdBundle.duplicate(fds) if fds else None, on_failure=on_failure)
-            pending.give_up()
+            pending.stop_waiting()
             self._mailbox.post(partial(self._begin, pending, is_attended=False))
 
     @property
@@ -417,14 +417,14 @@ class Connection:
             self._note("closed by this side")
             return
         self._leave_by = min(self._leave_by, time.monotonic() + LEAVING)
-        self._farewell = PendingCall(farewell, on_late=self._said, on_failure=self._said)
-        self._farewell.give_up()
+        self._farewell = PendingCall(farewell, on_late=self._on_farewell_answer, on_failure=self._on_farewell_answer)
+        self._farewell.stop_waiting()
         self._begin(self._farewell)
 
-    def _said(self, answer: object) -> None:
+    def _on_farewell_answer(self, answer: object) -> None:
         self._note("closed by this side")
 
-    def _linked(self, key: object) -> None:
+    def _on_link(self, key: object) -> None:
         if self._ended:
             self._call_listener(key)
 

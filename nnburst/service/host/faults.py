@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from ..._core.fds import ready
+from ..._core.fds import wait_readable
 from ...devices.interfaces import PreparedModel
 from ...devices.wrapped import WrappedModel
 from ...model.running import ExecutionResult, RunOptions
@@ -76,7 +76,7 @@ class _Armed:
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the order is withdrawn or `seconds` have passed; None for no limit."""
         end = None if seconds is None else time.monotonic() + seconds
-        ready([self._sock.fileno()], seconds)
+        wait_readable([self._sock.fileno()], seconds)
         if not self.withdrawn():
             threading.Event().wait(None if end is None else max(0.0, end - time.monotonic()))
 

@@ -31,7 +31,7 @@ from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurst
 from ...memory.memory import Memory
 from ...memory.staging import check_pools
 from ...model.extensions import ImportedModel
-from ...model.running import consistent_result, reason_of, took_too_long
+from ...model.running import consistent_result, overrun_reason, reason_of
 from ...model.types import BufferDesc, Named, Priority
 from ...watch.page import Row
 from ...watch.stats import RowKind
@@ -84,7 +84,7 @@ def on_get_supported_operations(
 ) -> calls.GetSupportedOperationsReply:
     """Ask a device which operations of a model it supports. The model is not kept."""
     device = client.device(message.device)
-    with client.limited(), contextlib.ExitStack() as call:
+    with client.limit_compile_time(), contextlib.ExitStack() as call:
         model = client.model(call, message.model, fds)
         return calls.GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
 
@@ -92,7 +92,7 @@ def on_get_supported_operations(
 def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
     """Ask a device to read a model's file, which is not kept."""
     device = client.device(message.device)
-    with client.limited(), contextlib.ExitStack() as call:
+    with client.limit_compile_time(), contextlib.ExitStack() as call:
         call.enter_context(client.charge_for(message.pools, fds))
         pools = marshal.memories_from_wire(message.pools, fds, client.same_user)
         call.callback(marshal.close_all, pools)
@@ -134,7 +134,7 @@ def _named_device(client: Client) -> NamedDevice:
 def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle) -> calls.PrepareModelReply:
     """Compile a model. The connection owns the compiled model and its pools."""
     device, job = client.device(message.device), message.job
-    with client.limited(), contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
+    with client.limit_compile_time(), contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
         model = client.model(owned, message.model, fds, models=1)
         check_pools(model.pools, "model")
         if job.cache is not None:
@@ -146,7 +146,7 @@ def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle)
         result = prepared.cache_result
         counted = ("models", "compiled", "saved") if result is not None and result.saved else ("models", "compiled")
         label = _label(prepared, device, message.model)
-        number = _own_model(client, owned, prepared, job.priority, label, counted)
+        number = _add_model(client, owned, prepared, job.priority, label, counted)
         return calls.PrepareModelReply(number, result, prepared.takes_steps)
 
 
@@ -157,7 +157,7 @@ def on_prepare_model_from_cache(
     device = client.device(message.device)
     check_cache_key(message.cache.cache_key)
     cache = marshal.cache_from_wire(message.cache, fds)
-    with client.limited(), FdBundle(cache.fds), contextlib.ExitStack() as owned:
+    with client.limit_compile_time(), FdBundle(cache.fds), contextlib.ExitStack() as owned:
         try:  # private copies are charged like mappings
             nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
             owned.enter_context(client.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
@@ -167,7 +167,7 @@ def on_prepare_model_from_cache(
                 client.host.page.service.count("rejected")
             raise
         label = _label(prepared, device)
-        number = _own_model(client, owned, prepared, cache.priority, label, ("models", "restored"))
+        number = _add_model(client, owned, prepared, cache.priority, label, ("models", "restored"))
         return calls.PrepareModelReply(number, takes_steps=prepared.takes_steps)
 
 
@@ -176,7 +176,7 @@ def on_confirm_cache(client: Client, message: calls.ConfirmCache, fds: FdBundle)
     return calls.ConfirmCacheReply(client.device(message.device).confirm_cache(message.cache_key, message.generation))
 
 
-def _own_model(
+def _add_model(
     client: Client,
     owned: contextlib.ExitStack,
     prepared: PreparedModel,
@@ -192,7 +192,7 @@ def _own_model(
         row.count(name)
     faults = client.host.faults
     hosted = HostedModel(prepared, prepared if faults is None else faults.wrap(prepared), row, priority)
-    return client.objects.add(hosted, owned.pop_all().close, leave=row.leave)
+    return client.objects.add(hosted, owned.pop_all().close, leave=row.mark_left)
 
 
 def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
@@ -211,7 +211,7 @@ def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.E
     reason = reason_of(result)
     missed = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     if missed and client.host.max_run is not None and time.monotonic_ns() >= limit:
-        reason = took_too_long(reason, client.host.max_run)
+        reason = overrun_reason(reason, client.host.max_run)
     return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason))
 
 
@@ -333,10 +333,10 @@ class HostedBurst(Struct, frozen=True):
     memories: SlotMemories
     what: ClassVar[str] = "burst"
 
-    def leave(self) -> None:
+    def detach_client(self) -> None:
         """Report to the burst that its client no longer waits for answers."""
-        self.memories.row.leave()
-        self.context.leave()
+        self.memories.row.mark_left()
+        self.context.detach_client()
 
 
 class SlotMemories(BurstCallback):
@@ -359,8 +359,8 @@ class SlotMemories(BurstCallback):
         self._client = client
         self._charges: dict[int, Charge] = {}
 
-    def ended(self, reason: str) -> None:
-        self._client.connection.forget(calls.EndNotice(reason, self._number))
+    def report_end(self, reason: str) -> None:
+        self._client.connection.call_without_answer(calls.EndNotice(reason, self._number))
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Ask the client for memories, in several calls if one message cannot carry all descriptors."""
@@ -437,7 +437,7 @@ def on_configure_execution_burst(
         client.bursts.add(context)
         owned.callback(client.bursts.discard, context)
         hosted = HostedBurst(context, callback)
-        number = client.objects.add(hosted, owned.pop_all().close, context.hang_up, hosted.leave)
+        number = client.objects.add(hosted, owned.pop_all().close, context.hang_up, hosted.detach_client)
         return calls.ConfigureBurstReply(number, tuple(context.cpus), message.bell and context.pipelined)
 
 
@@ -474,7 +474,7 @@ class HostedFenced:
         assert self._execution is not None  # the client learns the number after the launch
         return self._execution
 
-    def launched(self, execution: FencedExecution) -> None:
+    def set_execution(self, execution: FencedExecution) -> None:
         self._execution = execution
         if self._cancelled:  # by another thread, during the launch
             execution.cancel()
@@ -510,7 +510,7 @@ def on_execute_fenced(
         except BaseException:
             on_end()
             raise
-        hosted.launched(run)
+        hosted.set_execution(run)
         fence = FdBundle((run.fence.detach_copy(),))
         undo.pop_all()
         return calls.ExecuteFencedReply(number), fence

@@ -17,7 +17,7 @@ from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
 from ...burst.server.group import ListenerGroup
-from ...devices.deadline import calling_at
+from ...devices.deadline import call_at
 from ...devices.interfaces import Device
 from ...devices.resilient import check_device
 from ...errors import (
@@ -31,7 +31,7 @@ from ...errors import (
 )
 from ...memory.staging import check_pools
 from ...model.types import Model, Priority, Request
-from ...watch.page import Page, Row, private_row
+from ...watch.page import Page, Row, make_private_row
 from ...watch.stats import RowKind
 from ..connection.transport import Connection
 from ..process.discovery import Peer, peer_of
@@ -149,7 +149,7 @@ class ServiceHost:
         with self._lock:
             return tuple(self._connections)
 
-    def give_up(self, reason: str) -> None:
+    def end_process(self, reason: str) -> None:
         """Tell the clients the reason, then end this process, even if it is busy. Does not return."""
         _log.error("%s", reason)
         self._last_words = reason
@@ -160,7 +160,7 @@ class ServiceHost:
             time.sleep(_LAST_WORDS)
         os._exit(1)
 
-    def forget(self, hosted: Client) -> None:
+    def remove(self, hosted: Client) -> None:
         """Remove a connection that has ended. Called in that connection's owner thread."""
         with self._lock:
             self._connections.discard(hosted)
@@ -250,14 +250,14 @@ class Client:
         )
 
     def _release_all(self) -> None:
-        self.objects.leave()
+        self.objects.detach_client()
         self.objects.close()
         for hosted in self.fenced.copy():
             hosted.cancel()
         self.connection.linger()
         self.ledger.close()
         self.flow = None
-        self.host.forget(self)
+        self.host.remove(self)
         self._on_end()
 
     # -- what its calls ask for ----------------------------------------------------------------------------------------
@@ -294,11 +294,11 @@ class Client:
         check_pools(request.pools, "request")
         return request
 
-    def limited(self) -> contextlib.AbstractContextManager[None]:
+    def limit_compile_time(self) -> contextlib.AbstractContextManager[None]:
         """Limit the time of reading and compiling a model. The operator's models, from the broker, have no limit."""
         if self.host.max_compile is None or self.is_broker:
             return contextlib.nullcontext()
-        return calling_at(Deadline.after(self.host.max_compile).at_ns, self.overdue)
+        return call_at(Deadline.after(self.host.max_compile).at_ns, self.end_overdue)
 
     def require_broker(self) -> None:
         if not self.is_broker:
@@ -317,7 +317,7 @@ class Client:
     def open_row(self, kind: RowKind, label: str = "", parent: Row | None = None) -> Row:
         """Return a row of the statistics page, or a private row if the page is full."""
         page = self.host.page
-        return (page and page.open(kind, label, parent or page.service, self.peer)) or private_row()
+        return (page and page.open(kind, label, parent or page.service, self.peer)) or make_private_row()
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class Client:
     def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
         """Serve another client. Tell the broker when the client disconnects, or why it is refused."""
         self.require_broker()
-        tell = partial(self._tell_gone, message.number)
+        tell = partial(self._report_gone, message.number)
         number, *pidfd = fds.take(1 + message.has_pidfd)
         sock = socket.socket(fileno=number)
         try:
@@ -361,11 +361,11 @@ class Client:
             tell(str(error))
         return calls.Done()
 
-    def _tell_gone(self, number: int, reason: str = "") -> None:
-        self.connection.forget(calls.ClientGone(number, calls.sendable(reason)))
+    def _report_gone(self, number: int, reason: str = "") -> None:
+        self.connection.call_without_answer(calls.ClientGone(number, calls.sendable(reason)))
 
-    def overdue(self) -> None:
-        self.host.give_up(
+    def end_overdue(self) -> None:
+        self.host.end_process(
             f"a model of process {self.peer[0]} took longer than {self.host.max_compile:g} s to compile, and only "
             "the end of its process ends that (nnburst serve --max-compile, launch(max_compile=...))"
         )

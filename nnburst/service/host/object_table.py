@@ -111,7 +111,7 @@ class ObjectTable:
         try:
             yield entry.value
         finally:
-            self._let_go(entry)
+            self._release(entry)
 
     def remove(self, number: int) -> None:
         """Drop an object; an unknown number is ignored."""
@@ -120,9 +120,9 @@ class ObjectTable:
         if entry is not None:
             if entry.leave is not None:
                 entry.leave()
-            self._let_go(entry)
+            self._release(entry)
 
-    def leave(self) -> None:
+    def detach_client(self) -> None:
         """Let runs end early, because the client has disconnected."""
         self.token.cancel()
         for entry in tuple(self._kept):
@@ -149,9 +149,9 @@ class ObjectTable:
             entries = list(self._entries.values())
             self._entries.clear()
         for entry in reversed(entries):
-            self._let_go(entry)
+            self._release(entry)
 
-    def _let_go(self, entry: _Entry) -> None:
+    def _release(self, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
             unused = entry.users == 0

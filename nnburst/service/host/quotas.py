@@ -63,7 +63,7 @@ class Quotas(Struct, frozen=True):
     new_connections: int = NO_LIMIT
     log_lines: int = NO_LIMIT
 
-    def changed(self, values: Mapping[str, int], option: str = "quotas", *, of_user: bool = False) -> Quotas:
+    def replace(self, values: Mapping[str, int], option: str = "quotas", *, of_user: bool = False) -> Quotas:
         """Return these quotas with some of them replaced.
 
         Args:
@@ -128,7 +128,7 @@ class Ledger:
     ) -> None:
         self._limits: dict[str, int] = asdict(quotas)
         self._row = row
-        self._show(self._limits, "most_")
+        self._update_row(self._limits, "most_")
         self._used = dict.fromkeys(self._limits, 0)
         self._lock = threading.RLock()  # the garbage collector may release a charge while this thread has the lock
         self._owner = owner
@@ -147,14 +147,14 @@ class Ledger:
         Raises:
             ResourceExhausted: A quota would be exceeded (RESOURCE_EXHAUSTED_TRANSIENT).
         """
-        self._take(amounts)
+        self._add(amounts)
         try:
             return Charge(self, amounts, None if self._above is None else self._above.charge(**amounts))
         except ResourceExhausted:
             self.refund(amounts)
             raise
 
-    def _take(self, amounts: dict[str, int]) -> None:
+    def _add(self, amounts: dict[str, int]) -> None:
         with self._lock:
             for name, amount in amounts.items():
                 if self._used[name] + amount > self._limits[name]:
@@ -166,9 +166,9 @@ class Ledger:
                     )
             for name, amount in amounts.items():
                 self._used[name] += amount
-        self._show(amounts)
+        self._update_row(amounts)
 
-    def _show(self, amounts: Mapping[str, int], prefix: str = "", sign: int = 1) -> None:
+    def _update_row(self, amounts: Mapping[str, int], prefix: str = "", sign: int = 1) -> None:
         if self._row is not None:
             for name, amount in amounts.items():
                 if name in _SHOWN and amount:
@@ -179,7 +179,7 @@ class Ledger:
         with self._lock:
             for name, amount in amounts.items():
                 self._used[name] -= amount
-        self._show(amounts, sign=-1)
+        self._update_row(amounts, sign=-1)
 
     def close(self) -> None:
         if self._row is not None:

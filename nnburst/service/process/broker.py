@@ -111,7 +111,7 @@ class Broker:
     def stop(self, reason: str) -> None:
         """Make `run` return. Any thread or signal handler may call it."""
         self._stop_reason = self._stop_reason or reason
-        self._poke()
+        self._wake_loop()
 
     def run(
         self,
@@ -146,9 +146,9 @@ class Broker:
     def post(self, job: Callable[[], None]) -> None:
         """Give the main thread a job. Any thread may call it."""
         self._jobs.append(job)
-        self._poke()
+        self._wake_loop()
 
-    def _poke(self) -> None:
+    def _wake_loop(self) -> None:
         with contextlib.suppress(OSError):  # the pipe is full, so the main thread will wake up anyway
             os.write(self._woken, b"\0")
 
@@ -297,13 +297,13 @@ class Broker:
             client.close()
         else:
             if not isinstance(first, calls.Hello):
-                self._obey(client, number, first)
+                self._carry_out(client, number, first)
             elif first.own and not self.workers.runs_own:
                 self.refuse(client, "this service runs no models of its clients")
             else:
-                self.workers.take(client, own=first.own)
+                self.workers.add_client(client, own=first.own)
 
-    def _obey(self, client: AcceptedClient, number: int, order: calls.EndClients | calls.LoadModel) -> None:
+    def _carry_out(self, client: AcceptedClient, number: int, order: calls.EndClients | calls.LoadModel) -> None:
         """Carry out and answer a client's order."""
         uid, of_user = client.peer.uid, isinstance(order, calls.EndClients) and order.uid is not None
 
@@ -415,7 +415,7 @@ def activated_sockets() -> list[socket.socket]:
     return sockets
 
 
-def tell_manager() -> None:
+def notify_systemd() -> None:
     """Send ``READY=1`` to the service manager (``NOTIFY_SOCKET``), if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith("@"):

@@ -88,7 +88,7 @@ class Groups:
     def __str__(self) -> str:
         return f"{self._directory} ({', '.join(sorted(self.held)) or 'no controllers'})"
 
-    def enter(self, pid: int, uid: int | None, quotas: Quotas) -> Group | None:
+    def add_worker(self, pid: int, uid: int | None, quotas: Quotas) -> Group | None:
         """Move a worker into the group of user `uid`; None stands for the shared group, which has no limits.
 
         Returns:

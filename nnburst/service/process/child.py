@@ -86,8 +86,8 @@ def serve(options: ServiceOptions) -> int:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])
         find_code.cache_clear()
     try:
-        quotas = Quotas().changed(options.quotas)
-        user_quotas = PER_USER.changed(options.user_quotas, of_user=True) if is_worker else quotas
+        quotas = Quotas().replace(options.quotas)
+        user_quotas = PER_USER.replace(options.user_quotas, of_user=True) if is_worker else quotas
         if options.own:
             quota_of = {
                 resource.RLIMIT_DATA: user_quotas.process_bytes,
@@ -104,7 +104,7 @@ def serve(options: ServiceOptions) -> int:
                 of_functions = devices[options.devices.index(FUNCTIONS)]
                 assert isinstance(of_functions, FunctionDevice)
                 for function in decode_functions(sent.read()):
-                    of_functions.offer(function)
+                    of_functions.add(function)
         for device in devices if options.warm else ():
             if isinstance(device, LocalDevice):
                 device.load_libraries()
@@ -125,7 +125,7 @@ def serve(options: ServiceOptions) -> int:
             devices,
             outputs=(1, 2, options.stderr),
             may_cache=not apart,
-            start_threads=lambda give_up_rights: options.scheduling.above(lambda: watch(give_up_rights)),
+            start_threads=lambda give_up_rights: options.scheduling.run_above(lambda: watch(give_up_rights)),
         )
         group = ListenerGroup() if is_worker else None
         host = ServiceHost(

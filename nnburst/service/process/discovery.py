@@ -128,7 +128,7 @@ def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
     return frozenset({os.geteuid(), 0, *uids})
 
 
-def _distrusted(directory: Path, trusted: Collection[int]) -> str:
+def _why_distrusted(directory: Path, trusted: Collection[int]) -> str:
     """Return a sentence if an untrusted user owns or can write a runtime directory, else ""."""
     try:
         found = directory.lstat()
@@ -166,7 +166,7 @@ class Claim:
             self.listener.close()
             os.close(lock)
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Write a line about the service into the lock file. `running_services` reads this line."""
         os.pwrite(self._lock, f"{os.getpid()}\n{text}\n".encode()[:_LONGEST_LOCK], 0)
 
@@ -339,9 +339,9 @@ def _find(address: str, trusted: Collection[int]) -> Path:
     path = socket_path(address)
     if address.startswith(_PREFIX):
         return path
-    shared, why = SYSTEM_DIRECTORY / path.name, _distrusted(path.parent, trusted)
+    shared, why = SYSTEM_DIRECTORY / path.name, _why_distrusted(path.parent, trusted)
     if (why or not os.path.exists(path)) and os.path.exists(shared):
-        path, why = shared, _distrusted(SYSTEM_DIRECTORY, trusted)
+        path, why = shared, _why_distrusted(SYSTEM_DIRECTORY, trusted)
     if why:
         raise DeviceUnavailable(why)
     return path
@@ -440,7 +440,7 @@ def running_services() -> Iterator[FoundService]:
     seen: set[str] = set()
     trusted = trusted_uids()
     for directory in (runtime_directory(), SYSTEM_DIRECTORY):
-        is_used = directory.is_dir() and not _distrusted(directory, trusted)
+        is_used = directory.is_dir() and not _why_distrusted(directory, trusted)
         names = {path.stem for kind in ("sock", "lock") for path in directory.glob(f"*.{kind}") if is_used}
         for name in sorted(names - seen):
             found = FoundService(name, directory / f"{name}.sock", *_owner(directory / f"{name}.lock"))

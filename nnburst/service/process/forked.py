@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..._core.errno import system
-from ..._core.fds import FdSet, ready
+from ..._core.fds import FdSet, wait_readable
 from ..._core.leaving import LEAVING, abandon_when_forked, process_lock
 from ...errors import MissedDeadline
 from .command import child_environment, safe_command
@@ -104,7 +104,7 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
         return None
     env = {name: value for name, value in child_environment(os.environ).items() if not name.startswith(_OWN)}
     try:
-        kind = env, _standing()
+        kind = env, _inherited_state()
     except OSError:  # this process's rights or directory cannot be read
         return None
     with _lock, occupy_streams():
@@ -144,7 +144,7 @@ def fork(
                 rights = array("i", [theirs.fileno(), stderr, *given.values()])
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
                 zygote.control.sendmsg([request], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            if not ready([ours.fileno()], deadline.left()):
+            if not wait_readable([ours.fileno()], deadline.left()):
                 raise MissedDeadline("the zygote has not answered")
             _, received, flags, _ = ours.recvmsg(1, socket.CMSG_LEN(array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
@@ -163,7 +163,7 @@ def fork(
 def _status(fds: FdSet) -> int | None:
     """Return the exit status, in the form of `subprocess`; None if the zygote does not answer."""
     _, told = fds.fds
-    return int(text) if ready([told], LEAVING) and (text := os.read(told, 16)) else None
+    return int(text) if wait_readable([told], LEAVING) and (text := os.read(told, 16)) else None
 
 
 def end() -> None:
@@ -176,7 +176,7 @@ def end() -> None:
         zygote.process.wait()
 
 
-def _standing() -> tuple[object, ...]:
+def _inherited_state() -> tuple[object, ...]:
     """Return what a child inherits from this thread: rights, limits, namespaces, directory and processors."""
     own = "/proc/thread-self/"
     return (

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..._core.deadline import Deadline, check_timeout
 from ..._core.errno import meaning, one_of, system
-from ..._core.fds import FdSet, ready
+from ..._core.fds import FdSet, wait_readable
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
 from ..._options import LogLevel, SandboxMode
@@ -41,7 +41,7 @@ _EXIT_PATIENCE = 0.2
 """Seconds to wait for a child's end after its socket has closed."""
 
 
-def _absolute(entry: str) -> str:
+def _as_absolute(entry: str) -> str:
     """Return an absolute path, or the given path if the working directory was removed."""
     try:
         return os.path.abspath(entry)
@@ -93,7 +93,7 @@ def start_child(
     limit = check_timeout(timeout)
     names = check_names(devices)
     quotas = {} if quotas is None else quotas
-    Quotas().changed(quotas)
+    Quotas().replace(quotas)
     one_of(sandbox, "sandbox", get_args(SandboxMode))
     options = ServiceOptions(
         devices=tuple(names),
@@ -172,7 +172,7 @@ def _spawn(
     with theirs:
         path: list[str] = []  # as separate arguments, since one may have at most 128 KiB
         if any(map(is_of_functions, options.devices)):
-            path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
+            path = [_as_absolute(entry) for entry in sys.path if isinstance(entry, str)]
         zygote, full = find_zygote(options.devices) if env is None else None, replace(options, path=tuple(path))
         if zygote is not None and (forked := fork(zygote, full, errors, passed, deadline)) is not None:
             return forked
@@ -186,7 +186,7 @@ def _spawn(
             env=child_environment(os.environ if env is None else env),
         )
     try:
-        return FdSet.made(os.pidfd_open, process.pid), lambda _: process.wait()
+        return FdSet.create(os.pidfd_open, process.pid), lambda _: process.wait()
     except BaseException:
         process.kill()
         process.wait()
@@ -265,7 +265,7 @@ class Child:
 
     def _wait(self, seconds: float | None) -> bool:
         if self._fds is not None:
-            if not ready(self._fds.fds[:1], seconds):
+            if not wait_readable(self._fds.fds[:1], seconds):
                 return False
             self._status, self._fds = self._tell(self._fds), None
         return True

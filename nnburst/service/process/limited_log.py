@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ..._core.fds import FdSet, ready
+from ..._core.fds import FdSet, wait_readable
 
 LINES = 10
 """Maximum number of lines from one place in the code in a `PERIOD`; further lines are only counted."""
@@ -118,7 +118,7 @@ def begin_log(who: str, level: str | int, form: str = "text") -> None:
     requests.propagate = False
 
 
-def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
+def forward_output(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
     """Copy a process's output to this process's log. Control characters become spaces.
 
     Args:
@@ -136,7 +136,7 @@ def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> No
 
 
 def log_lines(fds: FdSet, logger: logging.Logger) -> None:
-    """Log a service's lines at the levels that they name. For `fds`, see `hand_on`."""
+    """Log a service's lines at the levels that they name. For `fds`, see `forward_output`."""
     with contextlib.closing(fds):
         for text in _lines(*fds.fds):
             own = _OWN_LINE.match(text)
@@ -153,7 +153,7 @@ def _read_lines(log: int, pidfd: int) -> Iterator[bytes]:
     """Yield lines until the process has ended. Lines that other processes write to the pipe later are not read."""
     rest, most = b"", math.inf
     while most > 0:
-        found = ready((log, pidfd))
+        found = wait_readable((log, pidfd))
         if pidfd in found and most == math.inf:
             most = _LAST_WORDS
         if log not in found or not (said := os.read(log, _BYTES)):

@@ -83,10 +83,10 @@ class Scheduling:
             try:
                 os.sched_setaffinity(0, self.cpus)
             except OSError as error:
-                raise InvalidArgument(f"affinity {_text(self.cpus)} is refused: {_here(error)}") from None
+                raise InvalidArgument(f"affinity {_list(self.cpus)} is refused: {_cpus_hint(error)}") from None
             missing = self.cpus - os.sched_getaffinity(0)
             if missing:
-                raise InvalidArgument(f"affinity {_text(self.cpus)}: no CPU {_text(missing)} for this process")
+                raise InvalidArgument(f"affinity {_list(self.cpus)}: no CPU {_list(missing)} for this process")
         if self.policy:
             try:
                 self._set(self.priority)
@@ -96,7 +96,7 @@ class Scheduling:
                     + _REMEDY.format(self.priority)
                 ) from None
 
-    def above(self, watcher: Callable[[], object]) -> None:
+    def run_above(self, watcher: Callable[[], object]) -> None:
         """Raise this thread's priority while `watcher` runs. `watcher` starts a thread that can end this process.
 
         The new thread inherits the higher priority, so it runs even if a device never yields its CPU. If the system
@@ -113,13 +113,13 @@ class Scheduling:
         os.sched_setscheduler(0, POLICIES[self.policy], os.sched_param(priority))
 
 
-def _here(error: OSError) -> str:
+def _cpus_hint(error: OSError) -> str:
     with contextlib.suppress(OSError):
-        return f"this process may run on CPU {_text(os.sched_getaffinity(0))}"
+        return f"this process may run on CPU {_list(os.sched_getaffinity(0))}"
     return error.strerror or str(error)
 
 
-def _text(cpus: Iterable[int]) -> str:
+def _list(cpus: Iterable[int]) -> str:
     return ",".join(map(str, sorted(cpus)))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._core.backoff import Backoff
 from ..._core.errno import system
-from ..._core.fds import FdSet, close_fds, ready
+from ..._core.fds import FdSet, close_fds, wait_readable
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
 from ...cache.files import default_state_directory, make_directories
@@ -35,7 +35,7 @@ from ..wire.packets import Kind, Outgoing
 from .cgroup import Group, own_groups
 from .discovery import Peer, peer_pidfd
 from .launch import is_of_functions
-from .limited_log import hand_on
+from .limited_log import forward_output
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -66,7 +66,7 @@ class AcceptedClient:
     @property
     def has_gone(self) -> bool:
         """True if the peer has closed its end."""
-        return bool(ready([self.sock.fileno()], 0, events=0))
+        return bool(wait_readable([self.sock.fileno()], 0, events=0))
 
     def close(self) -> None:
         """Disconnect the client. Another thread closes the socket, because a close with unread messages may block."""
@@ -88,7 +88,9 @@ Key = int | AcceptedClient | None
 
 
 class Worker:
-    """A process that runs models. Only the broker's main thread calls methods, except `launch`, `gone` and `leaving`.
+    """A process that runs models.
+
+    Only the broker's main thread calls methods, except `launch`, `remove_client` and `stop_accepting`.
 
     Attributes:
         uid: User whose models the process runs; None for the operator's models.
@@ -127,7 +129,7 @@ class Worker:
             os.close(writing)
         try:
             self.what += f" (process {service.pid})"
-            self.group = None if groups is None else groups.enter(service.pid, self.uid, quotas)
+            self.group = None if groups is None else groups.add_worker(service.pid, self.uid, quotas)
             self._row = self._pool.page.open(RowKind.PROCESS, "", client=(service.pid, self.uid or 0))
             limits = {"threads": quotas.process_threads, "fds": quotas.process_fds, "bytes": quotas.process_bytes}
             for name, most in {**limits, "processors": quotas.processors}.items() if self.uid is not None else ():
@@ -135,7 +137,7 @@ class Worker:
             self._count("most_log_lines", quotas.log_lines)
             log.add(system(os.pidfd_open, service.pid))
             arguments = log, self.what, quotas.log_lines, partial(self._count, "log_lines")
-            self._log = start_daemon(hand_on, *arguments, name="nnburst-log", what="the log of a worker")
+            self._log = start_daemon(forward_output, *arguments, name="nnburst-log", what="the log of a worker")
         except BaseException:
             self.hide()
             service.close()
@@ -153,42 +155,42 @@ class Worker:
 
     # -- calls of the process --------------------------------------------------------------------------------------
 
-    def gone(self, number: int, reason: str, end: Callable[[AcceptedClient, str], None] | None = None) -> None:
+    def remove_client(self, number: int, reason: str, end: Callable[[AcceptedClient, str], None] | None = None) -> None:
         """Record that a client has disconnected, or why it is not served. A second call is ignored."""
         self.idle_since = time.monotonic()
         if (client := self.clients.pop(number, None)) is not None:
             self._broker.post(partial(end or self._broker.end_client, client, reason) if reason else client.close)
 
-    def leaving(self) -> None:
+    def stop_accepting(self) -> None:
         """Record that the process takes no more clients."""
-        self._broker.post(partial(self._pool.bury, self))
+        self._broker.post(partial(self._pool.retire, self))
 
     # -- the main thread -------------------------------------------------------------------------------------------
 
-    def take(self, client: AcceptedClient) -> None:
+    def add_client(self, client: AcceptedClient) -> None:
         """Hand a client over to the process, or keep the client until the process has started."""
         self.clients[client.number] = client
         client.worker = self
         if self.service is not None:
             self._hand(self.service, client)
 
-    def started(self, service: ServiceConnection) -> None:
+    def on_start(self, service: ServiceConnection) -> None:
         """Hand the waiting clients over to the started process."""
         self.service = service
         self.born = time.monotonic()
-        service.link_to_death(lambda: self._broker.post(partial(self._pool.ended, self)))
+        service.link_to_death(lambda: self._broker.post(partial(self._pool.on_end, self)))
         for client in list(self.clients.values()):
             self._hand(service, client)
 
     def _hand(self, service: ServiceConnection, client: AcceptedClient) -> None:
         def failed(error: NNBurstError) -> None:
-            if isinstance(error, ResourceExhausted):  # otherwise the process has ended, and `ended` reports that
-                self.gone(client.number, str(error), self._broker.refuse)
+            if isinstance(error, ResourceExhausted):  # otherwise the process has ended, and `on_end` reports that
+                self.remove_client(client.number, str(error), self._broker.refuse)
 
         pidfd = peer_pidfd(client.sock)
         fds = [client.sock.fileno(), *(() if pidfd is None else (pidfd,))]
         try:
-            service.connection.forget(calls.TakeClient(client.number, pidfd is not None), fds, failed)
+            service.connection.call_without_answer(calls.TakeClient(client.number, pidfd is not None), fds, failed)
         except ResourceExhausted as error:
             failed(error)
         finally:
@@ -199,7 +201,7 @@ class Worker:
         """True if the broker, not the kernel, limits the number of the process's threads."""
         return self.uid is not None and (self.group is None or "pids" not in self.group.held)
 
-    def excess(self) -> str:
+    def exceeded_limit(self) -> str:
         """Return a sentence about the limit that the process exceeds, or "".
 
         The number of threads comes from the kernel, because a hostile process would not report itself.
@@ -277,7 +279,7 @@ class WorkerPool:
         self._for_own = [device for device in devices if not is_of_functions(device)]
         self.runs_own = bool(self._for_own)
         self._named, self._prepare, self._isolation = named, prepare, isolation
-        self.quotas = PER_USER.changed(user_quotas, of_user=True)
+        self.quotas = PER_USER.replace(user_quotas, of_user=True)
         self._user_quotas = dict(user_quotas)
         self.groups = own_groups()
         if "processors" in user_quotas and (self.groups is None or "cpu" not in self.groups.held):
@@ -291,13 +293,13 @@ class WorkerPool:
         """The pause before the next start of a worker, by user."""
         shared = Worker(self, None)
         self._all: dict[Key, Worker] = {None: shared}
-        self.shared = self._started(shared)
-        shared.started(self.shared)
+        self.shared = self._start(shared)
+        shared.on_start(self.shared)
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._all.values()))
 
-    def take(self, client: AcceptedClient, *, own: bool = False) -> None:
+    def add_client(self, client: AcceptedClient, *, own: bool = False) -> None:
         """Hand a client to a worker, and start the worker if needed.
 
         With `own`, this is the worker that runs the client's own models; otherwise, the shared worker.
@@ -307,7 +309,7 @@ class WorkerPool:
             key = client.peer.uid if self._isolation is Isolation.USER else client
         if key not in self._all:
             self._start_later(key)
-        self._all[key].take(client)
+        self._all[key].add_client(client)
 
     def look(self) -> float:
         """End workers that are idle or exceed their limits. Return the time of the next check."""
@@ -318,7 +320,7 @@ class WorkerPool:
         for worker in self:
             if worker.counts_threads:
                 moments.append(self._next_look)
-                if is_time and (reason := worker.excess()):
+                if is_time and (reason := worker.exceeded_limit()):
                     _log.error("%s", reason)
                     self.kill(worker, reason)
             if worker.key is not None and worker.service is not None and not worker.clients:
@@ -339,18 +341,18 @@ class WorkerPool:
         def begin() -> None:
             try:
                 time.sleep(pause)
-                service = self._started(worker)
+                service = self._start(worker)
             except NNBurstError as error:
-                self.broker.post(partial(self._not_started, worker, str(error)))
+                self.broker.post(partial(self._on_start_failure, worker, str(error)))
             else:
                 self.broker.post(partial(self._has_started, worker, service))
 
         try:
             start_daemon(begin, name="nnburst-worker", what="a worker")
         except ResourceExhausted as error:
-            self.broker.post(partial(self._not_started, worker, str(error)))
+            self.broker.post(partial(self._on_start_failure, worker, str(error)))
 
-    def _started(self, worker: Worker) -> ServiceConnection:
+    def _start(self, worker: Worker) -> ServiceConnection:
         options: dict[str, Any] = {"user_quotas": self._user_quotas}
         if worker.uid is not None:
             state = None if worker.uid == os.geteuid() else _state_of(worker.uid)
@@ -371,13 +373,13 @@ class WorkerPool:
             self.shared = service
             if self._named:
                 self.broker.reload_models()  # files may have changed while the worker read them
-        worker.started(service)
+        worker.on_start(service)
 
-    def _not_started(self, worker: Worker, reason: str) -> None:
+    def _on_start_failure(self, worker: Worker, reason: str) -> None:
         _log.error("%s: %s", worker.what, reason)
         self._part(worker, reason)
 
-    def ended(self, worker: Worker) -> None:
+    def on_end(self, worker: Worker) -> None:
         """Tell a worker's clients that the worker has ended, unless the broker has ended it."""
         if self._all.get(worker.key) is worker or worker.clients:
             reason = worker.how_ended()
@@ -391,12 +393,12 @@ class WorkerPool:
             worker.service.kill()
 
     def _part(self, worker: Worker, reason: str) -> None:
-        self.bury(worker)
+        self.retire(worker)
         for number in list(worker.clients):
             if (client := worker.clients.pop(number, None)) is not None:
                 self.broker.end_client(client, reason)
 
-    def bury(self, worker: Worker) -> None:
+    def retire(self, worker: Worker) -> None:
         """Hand no more clients to a worker. If it is the shared worker, start another."""
         if self._remove(worker):
             self._pauses.setdefault(worker.uid, Backoff()).begin_pause(time.monotonic() - worker.born)

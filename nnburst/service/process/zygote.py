@@ -14,7 +14,7 @@ from typing import Any
 
 from ..._core._nnburst import lib
 from ..._core.errno import check
-from ..._core.fds import ready
+from ..._core.fds import wait_readable
 from ...burst.server.group import ListenerGroup  # noqa: F401 (before a fork, not at the first burst)
 from ...burst.server.server import ExecutionBurstServer  # noqa: F401 (before a fork, not at the first burst)
 from ...devices.described import DeviceInfo
@@ -37,7 +37,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
     later = dict[str, bool]()
     """Option `warm` by device, for devices whose remaining modules are loaded once no requests come."""
     while True:
-        found = ready((control.fileno(), client, *children), _QUIET if later else None)
+        found = wait_readable((control.fileno(), client, *children), _QUIET if later else None)
         while later and not found:
             _load(*later.popitem(), rest=True)
         for pidfd in found & children.keys():
@@ -59,7 +59,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
             if forked == 0:
                 for fd in (control.detach(), *children, *(told.detach() for _, told in children.values())):
                     os.close(fd)
-                return _become(client, request, fds)
+                return _receive_options(client, request, fds)
             if forked is not None:
                 told = socket.socket(fileno=fds.pop(0))
                 os.close(fds.pop())  # frees a descriptor for the pidfd
@@ -80,7 +80,7 @@ def _fork(options: ServiceOptions) -> int | None:
     return None
 
 
-def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOptions:
+def _receive_options(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOptions:
     """Take the client's descriptors and answer its request. Return the options, with the descriptors."""
     told, stderr, *named = fds
     os.environ.update(request["env"])

@@ -29,7 +29,7 @@ def unary(function: Function) -> Callable[[KernelCall], None]:
 
     def kernel(call: KernelCall) -> None:
         if call.info.is_quantised:
-            table = call.derived("table", lambda: through_table(call))
+            table = call.derive("table", lambda: through_table(call))
             call.do(table.take, call.array("x").view(np.uint8), None, call.out(), "clip")
         elif call.data_type is OperandType.TENSOR_INT32:
             call.do(function, call.array("x"), call.out())

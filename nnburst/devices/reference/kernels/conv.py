@@ -103,14 +103,14 @@ def transpose_conv_2d(call: KernelCall) -> None:
     def sums() -> Array:
         dense, total = np.ascontiguousarray(image), np.zeros((g.batch, g.height.out, g.width.out, co), image.dtype)
         for i, j in np.ndindex(fh, fw):
-            (rows, to_rows), (columns, to_columns) = _reach(g.height, i), _reach(g.width, j)
+            (rows, to_rows), (columns, to_columns) = _overlap(g.height, i), _overlap(g.width, j)
             total[:, to_rows, to_columns] += dense[:, rows, columns] @ matrices[i, j]
         return total
 
     _store(call, sums, g.nchw)
 
 
-def _reach(axis: Axis, tap: int) -> tuple[slice, slice]:
+def _overlap(axis: Axis, tap: int) -> tuple[slice, slice]:
     """Return a slice of the image and one of the result. The first, times filter element `tap`, adds to the second."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))

@@ -29,7 +29,7 @@ def _of_two(u: int, v: int, factor: int) -> int:
     return _mix(((v & _M) ^ a) * factor) * factor & _M
 
 
-def _up_to_16(data: bytes) -> int:
+def _hash_up_to_16(data: bytes) -> int:
     n = len(data)
     factor = _K2 + n * 2
     if n >= 8:
@@ -44,7 +44,7 @@ def _up_to_16(data: bytes) -> int:
     return _mix(y * _K2 ^ z * _K0) * _K2 & _M
 
 
-def _up_to_32(data: bytes) -> int:
+def _hash_up_to_32(data: bytes) -> int:
     n = len(data)
     factor = _K2 + n * 2
     a, b = _u64(data, 0) * _K1, _u64(data, 8)
@@ -52,7 +52,7 @@ def _up_to_32(data: bytes) -> int:
     return _of_two(_rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + _K2, 18) + c, factor)
 
 
-def _up_to_64(data: bytes) -> int:
+def _hash_up_to_64(data: bytes) -> int:
     n = len(data)
     factor = _K2 + n * 2
     a, b = _u64(data, 0) * _K2, _u64(data, 8)
@@ -64,7 +64,7 @@ def _up_to_64(data: bytes) -> int:
     return _of_two(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, factor)
 
 
-def _weak(data: bytes, at: int, a: int, b: int) -> tuple[int, int]:
+def _hash_32(data: bytes, at: int, a: int, b: int) -> tuple[int, int]:
     """Hash 32 bytes with two seeds."""
     w, x, y, z = (_u64(data, at + i) for i in (0, 8, 16, 24))
     a += w
@@ -79,7 +79,7 @@ def fingerprint64(data: bytes) -> int:
     """Return the fingerprint of bytes as an unsigned number."""
     n = len(data)
     if n <= 64:
-        return (_up_to_16 if n <= 16 else _up_to_32 if n <= 32 else _up_to_64)(data)
+        return (_hash_up_to_16 if n <= 16 else _hash_up_to_32 if n <= 32 else _hash_up_to_64)(data)
     seed = 81
     x, y = seed * _K2 + _u64(data, 0) & _M, seed * _K1 + 113 & _M
     z = _mix(y * _K2 + 113) * _K2 & _M
@@ -95,13 +95,13 @@ def fingerprint64(data: bytes) -> int:
     end = (n - 1) // 64 * 64
     for at in range(0, end, 64):
         x, y, z = block(at, x, y, z, _K1, 1)
-        v, w = _weak(data, at, v[1] * _K1, x + w[0]), _weak(data, at + 32, z + w[1], y + _u64(data, at + 16))
+        v, w = _hash_32(data, at, v[1] * _K1, x + w[0]), _hash_32(data, at + 32, z + w[1], y + _u64(data, at + 16))
         z, x = x, z
     last, factor = n - 64, _K1 + ((z & 0xFF) << 1)
     w = (w[0] + ((n - 1) & 63) & _M, w[1])
     v = (v[0] + w[0] & _M, v[1])
     w = (w[0] + v[0] & _M, w[1])
     x, y, z = block(last, x, y, z, factor, 9)
-    v, w = _weak(data, last, v[1] * factor, x + w[0]), _weak(data, last + 32, z + w[1], y + _u64(data, last + 16))
+    v, w = _hash_32(data, last, v[1] * factor, x + w[0]), _hash_32(data, last + 32, z + w[1], y + _u64(data, last + 16))
     z, x = x, z
     return _of_two(_of_two(v[0], w[0], factor) + _mix(y) * _K0 + z, _of_two(v[1], w[1], factor) + x, factor)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....model.rows.shape import pad_widths
 from ....model.types import Array
-from ....model.window import block_axes, nearest_places, neighbour_places, rows_first
+from ....model.window import block_axes, nearest_places, neighbour_places, resizes_rows_first
 from ..call import KernelCall
 from .windows import as_nhwc
 
@@ -52,7 +52,7 @@ def resize_bilinear(call: KernelCall) -> None:
         return lambda image: np.take(image, first, axis) * (1 - part) + np.take(image, second, axis) * part
 
     ways = along(1, down), along(2, across)
-    before, after = ways if rows_first((height, width), out.shape[1:3]) else ways[::-1]
+    before, after = ways if resizes_rows_first((height, width), out.shape[1:3]) else ways[::-1]
 
     def step(x: Array) -> None:
         out[...] = after(before(as_nhwc(x, nchw)))

@@ -58,7 +58,7 @@ def lsh_projection(call: KernelCall) -> None:
             return found.reshape(-1)
         return np.asarray(((found * powers).sum(1) + offsets).astype(np.int32))
 
-    weights = [call.array("weight")] if call.given("weight") else []
+    weights = [call.array("weight")] if call.is_given("weight") else []
     call.move(function, call.array("hash"), call.array("input"), *weights)
 
 

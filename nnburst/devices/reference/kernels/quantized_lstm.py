@@ -22,7 +22,7 @@ def _readers(call: KernelCall, names: list[str]) -> dict[str, Callable[[], Array
         array, zero_point = call.array(name), call.operand(name).zero_point
         return lambda: array.astype(np.int64) - zero_point
 
-    return {name: reader(name) for name in names if call.given(name)}
+    return {name: reader(name) for name in names if call.is_given(name)}
 
 
 def quantized_16bit_lstm(call: KernelCall) -> None:
@@ -67,7 +67,7 @@ def quantized_lstm(call: KernelCall) -> None:
     kinds = [f"{kind}_{gate}" for kind in "wrpbn" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", "proj", "proj_bias", *kinds])
     before, cell_digits = call.operand("prev_out"), _digits(call.operand("prev_cell").scale)
-    norms = {gate: call.operand(f"n_{gate}").scale if call.given(f"n_{gate}") else 0.0 for gate in _GATES}
+    norms = {gate: call.operand(f"n_{gate}").scale if call.is_given(f"n_{gate}") else 0.0 for gate in _GATES}
     units = {gate: call.number(f"scale_{gate}") if norms[gate] else 2.0**-12 for gate in _GATES}
     hidden_scale, hidden_zero = call.number("hidden_scale"), call.integer("hidden_zero_point")
     if not (min(units.values()) > 0 and hidden_scale > 0):
@@ -119,5 +119,5 @@ def _digits(scale: float) -> int:
 
 def _clip(call: KernelCall, name: str, scale: float, most: int) -> tuple[int, int]:
     """Return the smallest and the largest stored value for the clip limit `name`. A limit of 0 clips nothing."""
-    clip = call.number(name) / scale if call.given(name) else 0.0
+    clip = call.number(name) / scale if call.is_given(name) else 0.0
     return (-int(min(clip, most)), int(min(clip, most))) if clip > 0 else (-most - 1, most)

@@ -45,8 +45,8 @@ def normalise(x: Array) -> Array:
     return np.asarray(centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + _LAYER_NORM_EPSILON))
 
 
-def _given(call: KernelCall, names: Iterable[str]) -> dict[str, Array]:
-    return {name: call.array(name) for name in names if call.given(name)}
+def _given_arrays(call: KernelCall, names: Iterable[str]) -> dict[str, Array]:
+    return {name: call.array(name) for name in names if call.is_given(name)}
 
 
 def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Iterable[Array]]) -> None:
@@ -140,7 +140,7 @@ def _lstm_cell(call: KernelCall, suffix: str = "") -> _Cell:
 def rnn(call: KernelCall) -> None:
     """RNN: the state is the output."""
     cell = _rnn_cell(call)
-    _append(call, _given(call, ("x", *cell.names)), lambda i: cell.step(i, i["x"], cell.begin(i)) * 2)
+    _append(call, _given_arrays(call, ("x", *cell.names)), lambda i: cell.step(i, i["x"], cell.begin(i)) * 2)
 
 
 def lstm(call: KernelCall) -> None:
@@ -151,7 +151,7 @@ def lstm(call: KernelCall) -> None:
         out, state = cell.step(i, i["x"], cell.begin(i))
         return np.zeros(()), out, state, out
 
-    _append(call, _given(call, ("x", *cell.names)), function)
+    _append(call, _given_arrays(call, ("x", *cell.names)), function)
 
 
 def svdf(call: KernelCall) -> None:
@@ -166,7 +166,7 @@ def svdf(call: KernelCall) -> None:
         moved = np.concatenate([state[:, :, 1:], np.zeros((*state.shape[:2], 1))], -1)
         return moved.reshape(len(state), -1), activation(found + i.get("b", 0.0))
 
-    _append(call, _given(call, ("x", "w_feature", "w_time", "b", "prev")), function)
+    _append(call, _given_arrays(call, ("x", "w_feature", "w_time", "b", "prev")), function)
 
 
 # -- sequences --------------------------------------------------------------------------------------------------------
@@ -186,12 +186,12 @@ def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
             outputs, states = cell.run(i, _in_time(i["x"], time_major))
             return _in_time(outputs, time_major), *states
 
-        _append(call, _given(call, ("x", *cell.names)), function)
+        _append(call, _given_arrays(call, ("x", *cell.names)), function)
 
     return kernel
 
 
-def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
+def _run_bidirectional(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
     """Return the kernel that runs a forward and a backward cell.
 
     If an auxiliary sequence has weights, both cells read it. Without weights, the backward cell reads it in place of x.
@@ -199,7 +199,7 @@ def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
 
     def kernel(call: KernelCall) -> None:
         first, second = cell_of(call, "_fw"), cell_of(call, "_bw")
-        inputs = _given(call, ("x", "aux", *first.names, *second.names))
+        inputs = _given_arrays(call, ("x", "aux", *first.names, *second.names))
         merged, time_major = bool(call.integer("merge")), bool(call.integer("time_major"))
         linked = any(name.startswith("aux_w") for name in inputs)
 
@@ -218,4 +218,4 @@ def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
 
 
 sequence_rnn, sequence_lstm = _one_way(_rnn_cell), _one_way(_lstm_cell)
-both_ways_rnn, both_ways_lstm = _both_ways(_rnn_cell), _both_ways(_lstm_cell)
+both_ways_rnn, both_ways_lstm = _run_bidirectional(_rnn_cell), _run_bidirectional(_lstm_cell)

@@ -19,7 +19,7 @@ def copy(call: KernelCall) -> None:
 
 def transpose(call: KernelCall) -> None:
     """TRANSPOSE: permute the axes; reverse them if no permutation is given."""
-    perm = tuple(call.integers("perm")) if call.given("perm") else None
+    perm = tuple(call.integers("perm")) if call.is_given("perm") else None
     call.do(np.copyto, call.out(), call.array("x").transpose(perm))
 
 
