@@ -67,11 +67,12 @@ an exception of a type in `refused`, and for an exception that has such an excep
 
 def refusal(error: BaseException) -> str:
     """Return a hint if this process's sandbox may have caused an exception, else an empty string."""
-    chain = [error]
+    cause: BaseException | None = error
     for _ in range(8):  # a limit, because `raise error from error` makes a circle
-        chain.append(chain[-1].__cause__ or chain[-1].__context__ or error)
-    is_refused = this_process.refusals and any(isinstance(each, this_process.refused) for each in chain)
-    return f": {this_process.refusals}" if is_refused else ""
+        if this_process.refusals and isinstance(cause, this_process.refused):
+            return f": {this_process.refusals}"
+        cause = cause and (cause.__cause__ or cause.__context__)
+    return ""
 
 
 def meaning(number: int) -> str:

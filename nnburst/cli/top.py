@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,30 +46,32 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
             f"{', '.join(services)}: no service; `nnburst ls` lists shared ones. A program that runs models in its "
             "own process (in_process) has no statistics page: Session.stats and .latency() say what it does"
         )
-    from rich.console import Console
 
-    console = Console()
-    if not console.is_terminal:  # files and pipes get the full width
-        console.width = _UNLIMITED
-
-    def show() -> None:
-        click.echo(json.dumps(looks)) if as_json else console.print(_table(looks, console.width))
-
-    if once:
-        show()
-        return
-    with contextlib.suppress(KeyboardInterrupt):
-        if console.is_terminal and not as_json:
-            from rich.live import Live
-
-            with Live(_table(looks, console.width), console=console, auto_refresh=False) as live:
-                while True:
-                    time.sleep(interval)
-                    live.update(_table(watched.look(), console.width), refresh=True)
-        while True:
+    def updates() -> Iterator[Sequence[dict[str, Any]]]:
+        if once:
+            yield looks
+        while not once:
             time.sleep(interval)
-            looks = watched.look()
-            show()
+            yield watched.look()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            for each in updates():
+                click.echo(json.dumps(each))
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console()
+        if not console.is_terminal:  # files and pipes get the full width
+            console.width = _UNLIMITED
+        if once or not console.is_terminal:
+            for each in updates():
+                console.print(_table(each, console.width))
+            return
+        with Live(_table(looks, console.width), console=console, auto_refresh=False) as live:
+            for each in updates():
+                live.update(_table(each, console.width), refresh=True)
 
 
 class _Watched:

@@ -214,7 +214,7 @@ class SentFunction(Struct, frozen=True):
                 f"function {getattr(function, '__name__', function)!r} does not say what it takes and gives; put "
                 "@nnburst.declare(inputs=[…], outputs=[…]) above it"
             )
-        dumps: Callable[[object], bytes] = _pickle_with_files
+        dumps: Callable[[object], bytes] = _pickle_by_value
         main = sys.modules.get("__mp_main__")  # name of __main__ in children that `multiprocessing` spawns
         try:
             from cloudpickle import register_pickle_by_value
@@ -259,7 +259,7 @@ class SentFunction(Struct, frozen=True):
             raise GeneralFailure(f"function {self.declaration.name!r} cannot be read in its service: {why}") from error
 
 
-def _pickle_with_files(function: object) -> bytes:
+def _pickle_by_value(function: object) -> bytes:
     """Pickle a function by value. Raises `TypeError` if the function refers to a `Memory`.
 
     The pickle keeps the names of source files, for tracebacks. cloudpickle alone would replace these names.
@@ -273,10 +273,10 @@ def _pickle_with_files(function: object) -> bytes:
     def refuse(fds: FdSet) -> NoReturn:
         raise TypeError("it refers to a Memory; declare an input for the Memory, and give it to run()")
 
-    class WithFiles(Pickler):  # type: ignore[misc]
+    class ByValue(Pickler):  # type: ignore[misc]
         dispatch_table: ClassVar[Any] = ChainMap({CodeType: reduce_code, FdSet: refuse}, Pickler.dispatch_table)
 
-    WithFiles(written := io.BytesIO()).dump(function)
+    ByValue(written := io.BytesIO()).dump(function)
     return written.getvalue()
 
 

@@ -493,7 +493,7 @@ class BufferSet:
         self.found_in_c = getattr(made, "finds_buffers", False)
         lib.nnb_uses_settle(self.handle, lib.NNB_ANYWHERE if self.found_in_c else self._moves)
 
-    def on_free(self, forget: Callable[[], None]) -> None:
+    def set_free_listener(self, forget: Callable[[], None]) -> None:
         """Set a function that drops views of a freed buffer. Any thread may call the function."""
         self._also_forget = forget
 

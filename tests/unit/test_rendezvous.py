@@ -100,7 +100,7 @@ def test_socket_of_a_killed_owner_is_listed_as_dead_explained_and_taken_over(run
     with contextlib.closing(claim("vision")):
         assert [(found.name, found.pid) for found in running_services()] == [("vision", os.getpid())]
         dial("vision", 1.0).close()
-        with pytest.raises(DeviceUnavailable, match=r"visoin\.sock': services run with the names vision$"):
+        with pytest.raises(DeviceUnavailable, match=r"visoin\.sock': the services here are vision$"):
             dial("visoin", 1.0)
 
 

@@ -56,7 +56,7 @@ class InFlight:
         self.may_look = False
         self._then: Callable[[InFlight], None] | None = None
 
-    def on_end(self, then: Callable[[InFlight], None]) -> None:
+    def set_end_listener(self, then: Callable[[InFlight], None]) -> None:
         """Call `then` when the run has ended, or at once if it has ended. Another call of this method replaces `then`.
 
         The thread that takes the answer calls `then`, possibly twice. `then` must not wait.

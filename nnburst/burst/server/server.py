@@ -161,7 +161,7 @@ class ServerEnd:
         if isinstance(gate, BufferSet):
             self._gated[plan_id] = plan, gate
             end = weakref.ref(self)
-            gate.on_free(lambda: None if (this := end()) is None else this.forget_plans())
+            gate.set_free_listener(lambda: None if (this := end()) is None else this.forget_plans())
         if lib.nnb_server_keep_plan(self._endpoint, plan_id):
             self._drop_plan(plan_id)  # another thread has freed a slot, so the plan runs only once
         elif gate is None and c_kernel is not None:

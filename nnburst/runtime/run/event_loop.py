@@ -96,7 +96,7 @@ async def run(
                 flights.look(flight, loop.look_until())
             if flight.status is None:
                 waiter = loop.waiter()
-                flight.on_end(waiter.set)
+                flight.set_end_listener(waiter.set)
                 if flights.arm():
                     loop.watch(flights)
                 if not await waiter.wait(execution._deadline.left()):
@@ -165,7 +165,7 @@ def _abandon(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
         if once.acquire(blocking=False):
             late()
 
-    flight.on_end(landed)
+    flight.set_end_listener(landed)
     if not flights.withdraw(flight):
         with contextlib.suppress(ResourceExhausted):  # without a thread, only the loop waits
             complete_in_thread(flights, flight)

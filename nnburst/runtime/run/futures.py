@@ -58,7 +58,7 @@ def submit(execution: E) -> Future[E]:
 
     is_limited = due.at_ns and flight.status is None
     take_back = flights.jobs.do(expire, due) if is_limited else lambda: None
-    flight.on_end(landed)
+    flight.set_end_listener(landed)
     return future
 
 

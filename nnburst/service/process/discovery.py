@@ -400,8 +400,8 @@ def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable 
             f"process {pid} serves {address!r}, but {str(path)!r} was removed: end it, and start it again"
         )
     if number in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED):
-        others = ", ".join(each.name for each in running_services() if each.pid and not address.startswith(_PREFIX))
-        instead = f"services run with the names {others}" if others else f"start one with: nnburst serve {option}"
+        others = [] if address.startswith(_PREFIX) else [each.name for each in running_services() if each.pid]
+        instead = f"the services here are {', '.join(others)}" if others else f"start one with: nnburst serve {option}"
         return DeviceUnavailable(f"no service runs at {str(path)!r}: {instead}")
     if number == errno.EACCES:
         return DeviceUnavailable(
