@@ -154,13 +154,14 @@ def _table(reports: Sequence[dict[str, Any]], width: int) -> RenderableType:
             if not model["bursts"]:
                 table.add_row("", _client(model), label, *_cells(model, shown), style="dim")
     accounts = Table("account of", "client", box=None, pad_edge=False, header_style="bold")
-    for heading in ("memory", "processors", "threads", "descriptors", "log lines"):
+    most = 3 if width < 120 else None
+    for heading in ("memory", "processors", "threads", "descriptors", "log lines")[:most]:
         accounts.add_column(heading, justify="right", no_wrap=True)
     for service in reports:
         who = f"{service['name'] or 'child'} ({service['pid']})"
-        accounts.add_row(Text(who), "", *_account(service["process"]), style="bold")
+        accounts.add_row(Text(who), "", *_account(service["process"])[:most], style="bold")
         for client in service["clients"]:
-            accounts.add_row("", _client(client), *_account(client))
+            accounts.add_row("", _client(client), *_account(client)[:most])
     return Group(table, "", accounts)
 
 

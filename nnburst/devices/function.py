@@ -362,7 +362,7 @@ class FunctionModel(LocalModel):
 
     def __init__(self, model: Model, tracker: BufferTracker, declared: Declaration, call: Callable[..., Any]) -> None:
         super().__init__(model, tracker)
-        self.declaration, self.function = declared, call
+        self.declaration, self.function, self.label = declared, call, declared.name
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Return a kernel that calls the function with arrays in the request's memory."""

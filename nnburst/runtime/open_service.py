@@ -53,7 +53,7 @@ def launch(
         log: File to append the log to, or a logger of this program; None for the stderr of this process.
         quotas: Limits of this program in the service, such as ``{"models": 200}``; see docs/quotas.md for names.
         max_run: Longest duration of a run in seconds; None for no limit. A longer run fails with `MissedDeadline`, if
-            its device can stop it.
+            its device can stop it. A Python function cannot be stopped.
         max_compile: Longest duration of reading and compiling a model in seconds; None for no limit. After this time,
             the compiling process ends, and all its users get `DeadObject`.
         faults: True for fault points (one more system call per run), for tests with `nnburst.testing.inject`.

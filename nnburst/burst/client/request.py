@@ -34,7 +34,7 @@ _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
 """Maximum number of polling windows of a run. A run with fewer steps polls for one window per step."""
-_REMEDY = "Give more time (timeout=); nnburst top shows if the service is busy, session.service.kill() ends a hang"
+_REMEDY = "Give more time (timeout=), or end a model that hangs: session.service.kill()"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
         "the service refused the request (INVALID_ARGUMENT): an argument contradicts the model, or a memory it uses "

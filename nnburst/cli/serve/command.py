@@ -103,7 +103,9 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
 @click.option("--quota", multiple=True, metavar="KEY=N", help="Quota of each connection (KEY) or user (user.KEY).")
 @click.option(
-    "--max-run", type=Seconds(0, 1e6, min_open=True), help="End a run that takes longer than S seconds [default: none]."
+    "--max-run",
+    type=Seconds(0, 1e6, min_open=True),
+    help="Cancel a run after S seconds [default: none]. Has no effect on Python functions.",
 )
 @click.option(
     "--max-compile", type=Seconds(0, 1e6, min_open=True), default=600.0, show_default=True,

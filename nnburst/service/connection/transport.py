@@ -200,7 +200,7 @@ class Connection:
         if self._closed:
             raise BadState("the connection to the service is closed")
         if self._ended:
-            raise self.ending.error(self.ending.reason)
+            raise self.ending.error(f"{self.ending.reason}; connect to a service again, or launch another one")
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` in a thread of the connection when the connection ends, or at once if it has ended.
