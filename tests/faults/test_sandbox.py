@@ -414,7 +414,7 @@ def test_no_memory_for_a_service_is_a_resource_that_is_exhausted(monkeypatch: py
     def starved(*arguments: object, **options: object) -> None:
         raise MemoryError
 
-    forked.end()  # a process to fork from is there already, perhaps
+    monkeypatch.setattr(forked, "current", None)  # a process to fork from is there already, perhaps
     monkeypatch.setattr(subprocess, "Popen", starved)
     with pytest.raises(ResourceExhausted, match="cannot be started: out of memory"):
         nnburst.launch()
