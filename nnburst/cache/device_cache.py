@@ -231,7 +231,7 @@ class DeviceCache:
         return VerifiedEntry(tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint)
 
     def _check_headers(self, headers: Sequence[Header], cache_key: bytes, encrypted: bool) -> None:
-        """Check that the headers belong to this entry, device and build, and to one save."""
+        """Check that all headers come from the same save, for this entry, device and build."""
         first = headers[0]
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
         said = ("not encrypted", "encrypted")

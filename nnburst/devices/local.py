@@ -115,7 +115,7 @@ class LocalDevice(Device):
 
     @property
     def cache_epoch(self) -> bytes:
-        """The digest from `build_epoch` of this device and its `cache_format`."""
+        """The result of `build_epoch` for this device's name, version and `cache_format`."""
         return build_epoch(self.name, self.version_string, f"format {self.cache_format}")
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:

@@ -145,8 +145,8 @@ class MQDescriptor(Closing):
         """Return a copy for readers of an unsynchronized queue, which can map the memory only for reading.
 
         The queue's memory is sealed: existing mappings stay writable, but new mappings cannot be writable. Other
-        memory, such as that of ``ring_fd=``, is opened for reading only: a reader of the same user could reopen it for
-        writing, and a libfmq reader cannot attach.
+        memory, such as that of ``ring_fd=``, is opened for reading only. Its limits: a reader of the same user can
+        reopen the memory for writing, and a libfmq reader cannot attach.
         """
         copies = FdSet(_without_write_access(fd) for fd in self.fds)
         return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)

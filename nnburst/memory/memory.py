@@ -88,8 +88,8 @@ class Memory(Closing):
             size: Bytes, at least 1.
             prot: PROT_READ and/or PROT_WRITE; without PROT_WRITE all views are read-only.
             offset: First byte; need not be page-aligned.
-            direct: True to ask devices to map the object even if it could be truncated. Services of the same user map
-                it. If the object is truncated during a run, the run fails.
+            direct: True to ask devices to map the object instead of copying it, even if it could be truncated. Only
+                services of the same user then map the object. If it is truncated during a run, the run fails.
 
         Raises:
             InvalidArgument: A number is out of range, or `fd` is not open.

@@ -134,19 +134,20 @@ class Session(OneProcess, Closing):
             limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, but at most 15 seconds; if
             `timeout` is None, 2 seconds.
         open_timeout: Time limit in seconds for opening the session (with the start of its own service), for `bind`, and
-            for preparing a run, such as opening a burst or allocating arrays. If None, the limit is `timeout`, but
-            at least a second for preparing a run, and at least a minute for the rest. If both are None, there is no
-            limit.
-        cache_dir: Directory where the compiled model is saved, to be restored next time. If None, nothing is cached
-            without a `cache_key`; with a `cache_key`, the directory is the user's cache directory. See
+            for preparing a run, such as opening a burst or allocating arrays. By default, the limit is
+            `timeout`, but not less than a second for preparing a run, or a minute for opening and `bind`. Without
+            `timeout`, there is no limit.
+        cache_dir: Directory where the compiled model is saved, to be restored next time. With a `cache_key`,
+            None means the user's cache directory. Without a `cache_key`, None turns caching off. See
             `nnapi.Compilation.set_caching` and `cache_report`.
         cache_key: 32 bytes, different for each model; None for a key made from the model.
         cache_encrypt: True to encrypt cache files with the service's key, and to restore only encrypted files. Needs
             ``cache_dir`` or ``cache_key``.
         on_death: ``"raise"``: after the service's death, all calls raise `DeadObject`. ``"restart"``: runs in progress
             raise `DeadObject`; the next call restarts the service, or connects to it again, within `open_timeout`, and
-            compiles or restores the model. Opening a session restarts a dead `service`. Executions of `bind` continue
-            with their arrays. Executions with a state raise `DeadObject`: the state is lost. See `restarts`.
+            compiles or restores the model. A new session with ``"restart"`` also restarts a dead `service`. Executions
+            of `bind` continue with their arrays. Executions with a state raise `DeadObject`: the state is lost. See
+            `restarts`.
         retry: Number of repetitions of a run after a death of the service, within the run's timeout, for models without
             side effects. After the last repetition, the run raises `DeadObject`. A run with a state is never repeated.
         sandbox: Sandbox of the session's own service, as for `launch`; None for the default.

@@ -188,7 +188,8 @@ class Batcher:
 
     Attributes:
         pointer: The ``nnb_batcher *``, shared by the model's bursts.
-        wait_ns: Nanoseconds that a request waits for others. 0 means no wait, not even for running requests.
+        wait_ns: Longest time in nanoseconds that a request waits for other requests, which may come or are running. 0:
+            requests never wait for others.
     """
 
     pointer: CData

@@ -1,7 +1,7 @@
 """Calls that this side has made and that wait for their answers.
 
-Only the owner of the connection changes calls (see `mailbox`). `PendingCall.stop_waiting` in the caller and
-`PendingCall.finish` in the owner decide which thread gets the answer.
+Only the connection's owner thread changes calls (see `mailbox`). The caller's thread gets the answer, unless it has
+called `PendingCall.stop_waiting` before the owner called `PendingCall.finish`.
 """
 
 from __future__ import annotations

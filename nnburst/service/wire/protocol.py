@@ -466,7 +466,7 @@ class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen
     """The reply to `ConfigureBurst`.
 
     `cpus`: CPUs on which the listening thread may run. `pipelined`: True if the client may send a request before
-    earlier ones are answered, and has a bell.
+    earlier requests are answered. The client then has a bell.
     """
 
     burst: Id
