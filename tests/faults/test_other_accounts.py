@@ -225,7 +225,7 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(open_to_g
 
 PLANTED = """
 import json, os, socket, sys
-import nnburst.runtime, nnburst.service.client.connection  # while it may read them
+import nnburst.runtime.open_service, nnburst.service.client.connection  # while it may read them
 from nnburst.service.process.discovery import dial, running_services
 directory, planter, client = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 os.environ["NNBURST_RUNTIME_DIR"] = directory
