@@ -50,12 +50,11 @@ class MemoryMapping:
     __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size", "writable")
 
     def __init__(self, fd: int, offset: int, size: int, prot: int, *, guarded: bool) -> None:
-        raw = ffi.new("nnb_mapping *")
+        raw = self._mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)  # first: Ctrl-C may come after the call
         rc = lib.nnb_map(raw, fd, offset, size, prot, guarded)
         if rc < 0:
             kind = ResourceExhausted if rc == -errno.ENOMEM else GeneralFailure
             check(rc, special={-rc: kind(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")})
-        self._mapping = ffi.gc(raw, lib.nnb_unmap)
         self.address = int(ffi.cast("uintptr_t", raw.addr))
         self.size = size
         self.writable = bool(prot & 2)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nnburst import Memory
+from nnburst._core._nnburst import lib
 from nnburst.errors import BadState, InvalidArgument
-from nnburst.memory import FORMATS, ImageLayout
+from nnburst.memory import FORMATS, ImageLayout, descriptor
 from nnburst.memory.descriptor import examine
 from nnburst.memory.image import check_layout
 from nnburst.memory.kinds import PROT_READ
@@ -374,3 +376,17 @@ def test_an_image_has_no_addressable_bytes_and_pickles() -> None:
             with pytest.raises(InvalidArgument):
                 look()
         assert pickle.loads(pickle.dumps(memory.handle)) == memory.handle
+
+
+def test_ctrl_c_right_after_the_call_that_maps_leaves_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    def map_and_interrupt(*arguments: Any) -> None:
+        assert lib.nnb_map(*arguments) == 0
+        raise KeyboardInterrupt
+
+    interrupted = SimpleNamespace(nnb_map=map_and_interrupt, nnb_unmap=lib.nnb_unmap)
+    with Memory.ashmem(8, "nnburst-interrupted") as memory:
+        monkeypatch.setattr(descriptor, "lib", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            memory.array(np.uint8, (8,))
+        gc.collect()  # the traceback has the mapping
+        assert mappings("memfd:nnburst-interrupted") == 0
