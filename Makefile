@@ -50,11 +50,12 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(PYTEST) $(ARGS)
 
-# One red does not hide the next. A line that says $(MAKE) would run in a dry run, too.
+# One red does not hide the next, and the end names them all. A line that says $(MAKE) would run in a dry run, too.
 C_TESTS := $(MAKE) -j 2 -C tests/c check
 check: $(VENV)/.stamp-ext $(VENV)/.stamp-test
-	@status=0; set -x; $(PYTEST) || status=$$?; $(C_TESTS) || status=$$?; \
-	  $(PYTEST) -m "check and not (nightly or soak or representative)" || status=$$?; exit $$status
+	@failed=; $(PYTEST) --cache-clear || failed="tests"; $(C_TESTS) || failed="$$failed C"; \
+	  $(PYTEST) -m "check and not (nightly or soak or representative)" || failed="$$failed check"; \
+	  test -z "$$failed" || { echo "failed: $$failed"; cat .pytest_cache/v/cache/lastfailed 2>/dev/null; exit 1; }
 
 nightly: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 0 -m nightly $(ARGS)
