@@ -72,7 +72,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, message="nnburst %(version)s", help="Show the version.")
 def main() -> None:
-    """Run neural networks in another process at the cost of a function call."""
+    """Run neural networks in another process as if they were functions."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # `bench` and `cache` load ONNX Runtime here
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
