@@ -134,7 +134,7 @@ def find_named(table: Mapping[str, T], source: str, device: str, what: str) -> T
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")
     if name not in table:
-        raise InvalidArgument(f"{device} has the {what} {sorted(table)}, not {name!r}")
+        raise InvalidArgument(f"{device} has only the {what} {sorted(table)}")
     return table[name]
 
 
