@@ -53,9 +53,6 @@ class _LazyGroup(click.Group):
         except NNBurstError as error:
             raise click.ClickException(f"{type(error).__name__}: {error}") from error
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         row = COMMANDS.get(cmd_name)
         if row is None:
@@ -69,7 +66,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, message="nnburst %(version)s", help="Show the version.")
 def main() -> None:
     """Run neural networks in another process as if they were functions."""

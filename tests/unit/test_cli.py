@@ -127,7 +127,8 @@ def test_file_of_options_of_the_page_is_read_as_printed(serve_with: Callable[...
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("title = 3", "has title; nnburst serve has no such option"),
+        ("title = 3", "has title; nnburst serve has no such option.\n"),
+        ('nmae = "x"', "has nmae; nnburst serve has no such option. Did you mean"),
         ("name =", "is no TOML"),
         ('sandbox = "maybe"', "'maybe' is not one of"),
         ("oip-control = 3", "'3' is not a valid boolean"),
@@ -152,6 +153,11 @@ def test_a_character_that_the_terminal_has_not_is_a_question_mark(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     assert "?" in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(click, "NoSuchCommand"), reason="click before 8.4 suggests options, no commands")
+def test_misspelt_command_is_answered_with_the_nearest() -> None:
+    assert "No such command 'server'. Did you mean 'serve'?" in CliRunner().invoke(main, ["server"]).output
 
 
 @pytest.mark.parametrize("command", ["ls", "--help"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import grp
 import logging
 import os
@@ -72,7 +73,8 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
         for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
             name = key.replace("-", "_")
             if name not in takes_many:
-                raise click.BadParameter(f"{file} has {key}; nnburst serve has no such option")
+                near = difflib.get_close_matches(name, takes_many)
+                raise click.NoSuchOption(key, f"{file} has {key}; nnburst serve has no such option.", near)
             if name in found:
                 raise click.BadParameter(f"{file} has {key} twice")
             if isinstance(value, dict | list) is not takes_many[name]:
