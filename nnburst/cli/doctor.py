@@ -67,13 +67,13 @@ def check_versions() -> Finding:
     return _ok(", ".join([machine, *versions]))
 
 
-def check_device(name: str) -> Finding:
-    """Check that a device opens in its own service process. List the needs that it declares."""
+def check_device(name: str, otherwise: Level = Level.WARN) -> Finding:
+    """Check that a device opens in its own service process, and list its needs; `otherwise` is the grade if not."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 
     extra = OF_EXTRA.get(name, "")
-    if any(find_spec(module) is None for module in EXTRAS.get(extra, ())):
+    if otherwise < Level.FAIL and any(find_spec(module) is None for module in EXTRAS.get(extra, ())):
         return check_extra(extra)
     try:
         with launch(devices=[name]) as service:
@@ -81,7 +81,7 @@ def check_device(name: str) -> Finding:
             needs = [said.removeprefix(f"{device.name} ") for said in box.granted] if box else []
             return _ok(f"opens in a service: {device.version_string}; needs: {', '.join(needs) or 'nothing'}")
     except DeviceUnavailable as error:
-        return Finding(Level.WARN, "cannot be opened", str(error))
+        return Finding(otherwise, "cannot be opened", str(error))
 
 
 def check_extra(extra: str) -> Finding:
@@ -93,7 +93,7 @@ def check_extra(extra: str) -> Finding:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            return _ok(f"{name} missing (pip install 'nnburst[{extra}]')")
+            return _ok(f"optional; {name} is not installed (pip install 'nnburst[{extra}]')")
         providers = module.get_available_providers() if name == "onnxruntime" else ()
         found.append(" ".join([name, getattr(module, "__version__", ""), *providers]).strip())
     return _ok(", ".join(found))
@@ -155,11 +155,12 @@ def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
     """Return the checks by title. Each installed device and each extra has its own check.
 
     Args:
-        more: Names of further devices, with options.
+        more: Names of devices, with options, that must open.
     """
     from nnburst.devices.registry import device_names
 
-    devices = {f"device {name}": partial(check_device, name) for name in (*device_names(), *more)}
+    devices = {f"device {name}": partial(check_device, name) for name in device_names()}
+    devices |= {f"device {name}": partial(check_device, name, Level.FAIL) for name in more}
     extras = {f"extra {name}": partial(check_extra, name) for name in EXTRAS}
     return {**CHECKS, **devices, **extras}
 
@@ -179,8 +180,8 @@ def doctor(devices: tuple[str, ...], as_json: bool) -> None:
     """Check whether this machine suits nnburst, and recommend remedies.
 
     Opens each installed device and each DEVICE (such as nnburst-function:call=FILE.py:NAME), and shows what the
-    sandbox denies to the device. Exits with 1 if nnburst cannot work here. The last line reads
-    "doctor: ok=… warn=… fail=…".
+    sandbox denies to the device. Exits with 1 if nnburst cannot work here, or if a DEVICE cannot be opened. The last
+    line reads "doctor: ok=… warn=… fail=…".
     """
     findings = {name: run_check(check) for name, check in all_checks(devices).items()}
     levels = [finding.level for finding in findings.values()]
@@ -194,6 +195,6 @@ def doctor(devices: tuple[str, ...], as_json: bool) -> None:
     else:
         for name, (level, found, remedy) in findings.items():
             mark = click.style(f"{level.name.lower():5}", fg=("green", "yellow", "red")[level])
-            click.echo(f"{mark} {name:28} {found}" + (f"\n{'':34} → {remedy}" if remedy else ""))
+            click.echo(f"{mark} {name:28} {found}" + (f"\n→ {remedy}" if remedy else "").replace("\n", f"\n{'':35}"))
         click.echo("doctor: " + " ".join(f"{level}={count}" for level, count in counts.items()))
     sys.exit(1 if counts["fail"] else 0)

@@ -230,8 +230,24 @@ def test_extra_that_cannot_be_imported_is_a_failure(tmp_path: Path, monkeypatch:
 
 def test_doctor_says_what_installs_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(checks.EXTRAS, "litert", ("nnburst_missing_module",))
-    said = Finding(Level.OK, "nnburst_missing_module missing (pip install 'nnburst[litert]')")
+    said = Finding(Level.OK, "optional; nnburst_missing_module is not installed (pip install 'nnburst[litert]')")
     assert [checks.check_extra("litert"), checks.check_device("nnburst-litert")] == [said] * 2
+
+
+@pytest.mark.parametrize("of_user", [True, False])
+def test_doctor_fails_only_for_a_named_device_whose_extra_is_missing(
+    monkeypatch: pytest.MonkeyPatch, of_user: bool
+) -> None:
+    def launch(**_: object) -> NoReturn:
+        raise nnburst.DeviceUnavailable("nnburst-litert: there is no ai_edge_litert")
+
+    monkeypatch.setattr(checks, "CHECKS", {})
+    monkeypatch.setattr(checks, "EXTRAS", {"litert": ("nnburst_missing_module",)})
+    monkeypatch.setattr("nnburst.devices.registry.device_names", lambda: ["nnburst-litert"])
+    monkeypatch.setattr("nnburst.runtime.open_service.launch", launch)
+    result = CliRunner().invoke(main, ["doctor", *["nnburst-litert"] * of_user])
+    assert result.exit_code == of_user
+    assert result.stdout.startswith("fail  device nnburst-litert" if of_user else "ok    device nnburst-litert")
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
