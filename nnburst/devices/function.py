@@ -421,9 +421,10 @@ class _Target:
             array.ndim == len(known) and all(k in (0, n) for k, n in zip(known, array.shape, strict=True))
         )
         if array.dtype != self._tensor.element or not fits:
+            remedy = "" if array.dtype == self._tensor.element else f"; convert it: .astype('{self._tensor.element}')"
             raise GeneralFailure(
                 f"output {self._tensor.name!r} is {array.dtype} {list(array.shape)}, but is declared as "
-                f"{self._tensor.dtype} {list(known) if known else self._tensor.shape}"
+                f"{self._tensor.dtype} {list(known) if known else self._tensor.shape}{remedy}"
             )
         return array
 

@@ -134,8 +134,8 @@ def test_state_stays_in_the_device(service: nnburst.Service) -> None:
     [
         (0, "KeyError: 'oh no'"),
         (-1, r"broken \(.*/mine_filters\.py, line 24\): LinAlgError: "),
-        (1, r"output 'y' is float64 \[1\], but is declared as float32 \[1\]"),
-        (2, r"output 'y' is float32 \[1, 1\], but is declared as float32 \[1\]"),
+        (1, r"output 'y' is float64 \[1\], but is declared as float32 \[1\]; convert it: \.astype\('float32'\)"),
+        (2, r"output 'y' is float32 \[1, 1\], but is declared as float32 \[1\]$"),
         (3, "broken returned 2 results for 1 outputs"),
         (5, "broken returned None; return an array for each of its outputs"),
     ],
