@@ -2,10 +2,10 @@
 
 ``python benchmarks/batching.py [--quick]`` uses an ONNX MLP of 256 x 4, and exits with 1 if a limit is missed:
 
-* ``rows``: the rows per second of 16 programs with batches, divided by those without batches.
+* ``rows``: the rows per second of 16 programs with batches, divided by the rows per second without batches.
 * ``p99``: the 99th percentile of the runs of 16 programs with batches, divided by a limit: the longest wait of a row,
   plus two runs of a batch of 16 rows in this process.
-* ``alone``: the median time of a run of a single program with batches, divided by that without batches.
+* ``alone``: the median time of a single program's run with batches, divided by the median time without batches.
 
 Each figure is the median over the turns.
 

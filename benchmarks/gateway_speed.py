@@ -3,7 +3,7 @@
 ``python benchmarks/gateway_speed.py [--seconds S]`` starts a shared service with its gateway, and an echo:
 a ``grpc.aio`` server with the same stubs, which answers an empty request with an empty response, and any other with a
 response as large as the model's. One client with a blocking stub calls the gateway and the echo in turns. Exits with 1
-if a ratio is missed.
+if a ratio exceeds its limit.
 """
 
 from __future__ import annotations

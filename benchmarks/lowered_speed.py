@@ -4,7 +4,7 @@
 float32 and in 8 bits, an LSTM that runs one step, an LSTM that runs a sequence, and small MLPs. The devices take turns
 in this process, each with several runs in a row. For the reference device and ONNX Runtime with one thread, the figure
 is the median processor time, which other programs hardly change. For ONNX Runtime with its default of all processors,
-it is the shortest time.
+the figure is the shortest elapsed time.
 """
 
 from __future__ import annotations

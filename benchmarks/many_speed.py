@@ -1,6 +1,6 @@
 """Measure the benefit of several runs in flight and of batches: an ONNX MLP through `run_many`.
 
-``python benchmarks/many_speed.py [--quick]`` exits with 1 if a ratio is missed:
+``python benchmarks/many_speed.py [--quick]`` exits with 1 if a ratio does not keep its limit:
 
 * ``one by one``: ratio of the runs per second of ``run_many`` to those of ``Session.run``.
 * ``run_many``: time of ``run_many(batch=…)`` for 10,000 inputs, divided by the time of `InferenceSession.run` in this

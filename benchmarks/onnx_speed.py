@@ -1,7 +1,8 @@
-"""Check the speed of ONNX models over bursts against `InferenceSession.run`, with one thread, in turns.
+"""Compare runs of ONNX models over bursts with `InferenceSession.run`.
 
 ``python benchmarks/onnx_speed.py [--quick] [--markdown FILE]`` builds MLPs of Gemm and Relu, takes resnet50 from the
-`onnx` package, measures each like ``nnburst bench --model``, and exits with 1 if a ratio is missed.
+`onnx` package, and measures each model like ``nnburst bench --model``. ONNX Runtime has one thread, and the compared
+calls take turns. Exits with 1 if a ratio exceeds its limit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LIMITS = {
     "mlp 256 x 4": {"burst-bound": 1.00, "burst-run": 1.05},
     "resnet50": {"burst-bound": 1.01, "burst-run": 1.01},
 }
-"""Limits of the median time divided by `InferenceSession.run`'s, by network (``mlp WIDTH x LAYERS`` or a name)."""
+"""Limits of the median time divided by the time of `InferenceSession.run`, by network (or ``mlp WIDTH x LAYERS``)."""
 
 
 def mlp(width: int, layers: int, path: Path) -> None:

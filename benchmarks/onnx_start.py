@@ -25,7 +25,7 @@ import nnburst
 RANDOM = ("bvlc_alexnet", "vgg19")
 """Networks that are also measured with random weights in their files."""
 LEAST = {"densenet121": 2.0, "inception_v2": 2.0, "resnet50": 1.3} | {f"{name}, random": 2.0 for name in RANDOM}
-"""Minimum ratio of the time to open without the cache to the time with it; 1 for networks not listed."""
+"""Minimum speed-up: the time to open without the cache, divided by the time with it; 1 for networks not listed."""
 _TRIES = 4
 """Maximum number of sessions to open until the model is cached: the device may decline three times."""
 

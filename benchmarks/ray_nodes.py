@@ -52,7 +52,7 @@ def run(model: bytes) -> Any:
 
 
 class Load:
-    """A load of clients that call until it ends. It records each request's start, duration and answering model."""
+    """Threads that send requests during a ``with`` block, and record each request's start, duration and model."""
 
     def __init__(self, handle: Any, clients: int) -> None:
         self.handle = handle

@@ -1,4 +1,4 @@
-"""Measure Ray Serve with a model of this package against an echo, and the effect of a service's death.
+"""Measure a model of this package in Ray Serve against an echo in Ray Serve, and the effect of a service's death.
 
 ``python benchmarks/ray_speed.py [--seconds S]`` needs ``nnburst[ray,onnx]``. Exits with 1 if a limit is missed.
 """

@@ -1,8 +1,8 @@
 """Measure the cost of the sandbox against ``sandbox="off"``, and the time to open a model on a shared service.
 
-``python benchmarks/walls.py [--rounds N] [--json FILE]`` prints medians over the rounds, and the median of the ratios
-(runs) or differences (opening) of each round. Runs are pinned: the client to the first processor, services to the
-second. The first session of the program is left out.
+``python benchmarks/walls.py [--rounds N] [--json FILE]`` prints medians over the rounds. For runs it also prints the
+median of the rounds' ratios, and for opening the median of the rounds' differences. Runs are pinned: the client to the
+first processor, services to the last. The first session of the program is left out.
 """
 
 from __future__ import annotations

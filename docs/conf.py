@@ -49,7 +49,7 @@ _LONGEST_SIGNATURE = 240
 
 
 def setup(app: Any) -> None:
-    """Leave out signatures of values with many fields, which calls return: the fields are listed below."""
+    """Leave out the long signature of a class with many fields. The page lists the fields below the class."""
     app.connect(
         "autodoc-process-signature",
         lambda app, what, name, thing, options, signature, returned: (

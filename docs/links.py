@@ -1,4 +1,4 @@
-"""Finds links of built pages that lead nowhere: to a file that is not there, or to a place that the file has not.
+"""Find broken links in the built pages: the file is missing, or the file does not have the anchor.
 
 python docs/links.py docs/_build/html
 """
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """The places of a page, and where it links to."""
+    """The anchors and the link targets of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Page(HTMLParser):
         self.feed(path.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take a tag down."""
+        """Store a tag's anchor or link target."""
         for name, value in attrs:
             if name == "id":
                 self.places.add(value or "")
@@ -31,7 +31,7 @@ class Page(HTMLParser):
 
 
 def broken(site: Path) -> Iterator[str]:
-    """Yield the links within a site that lead nowhere."""
+    """Yield the broken links between the pages of a site."""
     pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         for link in sorted(page.links):

@@ -1,6 +1,6 @@
 """The messages of the control plane, for docs/WIRE.md: types from their classes, bytes from the codec.
 
-What a line says of a type is read again by tests/support/wire_page.py, which makes messages from it.
+tests/support/wire_page.py reads the page's types, and makes messages from them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from support.messages import ERROR, SAMPLES, shown
 
 WIDTH = 119
 SHOWN = (Hello, GetMemories)
-"""Calls whose bytes the page has."""
+"""Calls whose bytes the page shows."""
 NOTES = re.compile(r"^`\w+`: .*(?:\n.+)*", re.MULTILINE)
 """A paragraph of a docstring that explains fields."""
 NOTE = re.compile(r"`(\w+)`: ((?:.|\n)+?)(?=; `\w+`: |$(?!\n))")
@@ -36,7 +36,7 @@ INTEGERS = {(0, 2**32 - 1): "u32", (0, None): "u64", (-(2**31), 2**31 - 1): "i32
 
 
 def notation(kind: Any) -> str:
-    """Return a type of `msgspec.inspect` as the page writes it."""
+    """Return a type of `msgspec.inspect` in the page's notation."""
     return str(globals()["_" + type(kind).__name__](kind))
 
 
@@ -103,7 +103,7 @@ def _DictType(kind: Any) -> str:
 
 
 def messages() -> str:
-    """Every message: its purpose and its fields."""
+    """Return the description of every message: its purpose and its fields."""
     served = {Side.CLIENT: "Served by the client.", Side.BROKER: "Served by the broker."}
     blocks: list[list[str]] = []
     for call in CALLS:
@@ -114,17 +114,17 @@ def messages() -> str:
 
 
 def bytes_of_messages() -> str:
-    """Return a few messages, and their bytes."""
+    """Return the messages of `SHOWN` and an error, each with its bytes."""
     return example(*(message for pair in SAMPLES if isinstance(pair[0], SHOWN) for message in pair), ERROR)
 
 
 def types() -> str:
-    """Every struct that messages are made of."""
+    """Return the description of every struct inside messages."""
     return fenced(schema(cls) for cls in inner() if issubclass(cls, msgspec.Struct))
 
 
 def codes() -> str:
-    """Every enumeration in messages, and the statuses."""
+    """Return the values of every enumeration in messages, and of the status."""
     known = [cls for cls in (*inner(), OperandType, Lifetime) if issubclass(cls, enum.Enum)]
     words = [(f"`{cls.__name__}`, a string", cls) for cls in known if issubclass(cls, str)]
     rows = [(name, [each.value for each in cls]) for name, cls in words]
@@ -137,7 +137,7 @@ def codes() -> str:
 
 @cache
 def inner() -> tuple[Any, ...]:
-    """Return the structs and enumerations inside messages, in the order in which they come."""
+    """Return the structs and enumerations inside messages, in the order of their first use."""
     found: dict[Any, None] = {}
 
     def look(kind: Any) -> None:
@@ -159,12 +159,12 @@ def inner() -> tuple[Any, ...]:
 
 
 def tag(cls: Any) -> str:
-    """Return what a message is called on the wire."""
+    """Return a message's name on the wire."""
     return str(cls.__struct_config__.tag or cls.__name__)
 
 
 def schema(cls: Any, before: str = "") -> list[str]:
-    """Return the lines of a message or type: its docstring, its name, its fields with what they are if absent."""
+    """Return the lines that describe a message or type: docstring, name, and fields with their default values."""
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     if text.startswith(cls.__name__ + "("):  # made by a class that has none
         text = ""
@@ -193,7 +193,7 @@ def fenced(blocks: Iterable[list[str]]) -> str:
 
 
 def absent(field: Any) -> str:
-    """Return what a field is if a message has none; empty if it must have one. `{}` is a map without any field."""
+    """Return a field's default value as text; empty for a required field. `{}` is a map without any field."""
     if field.required:
         return ""
     default = field.default

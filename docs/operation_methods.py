@@ -1,4 +1,4 @@
-"""Writes the methods that `ModelBuilder` has for operations, from the operation table: `make tables`."""
+"""Generate the methods of `ModelBuilder` from the operation table. `make tables` runs this."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nnburst.model.rows import OPERATIONS
 BY_HAND = (
     "AVERAGE_POOL_2D CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED IF L2_POOL_2D MAX_POOL_2D OEM_OPERATION SOFTMAX WHILE"
 ).split()
-"""Operations whose methods have a spelling of their own, in `ModelBuilder` itself; OEM_OPERATION has none."""
+"""Operations without a generated method. `ModelBuilder` itself defines their methods; OEM_OPERATION has no method."""
 
 SCALARS = {"i32": "Int", "bool": "Bool", "fx": "Float", "f32": "Float", "fill": "Float"}
-"""Names of the module for what a scalar may be given as."""
+"""Type annotations for scalar inputs, by kind. The generated module defines these types."""
 
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("keep", "time_major", "merge", "align_corners", "half_pixel"), False),
@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "act": None,
     "nchw": False,
 }
-"""Values of inputs that are not given."""
+"""Default values of inputs, by name."""
 
 HEAD = '''"""Methods of `ModelBuilder`, one for each row of the operation table: `b.mean(x, [1, 2])`.
 
@@ -97,7 +97,7 @@ def _name(param: Param) -> str:
 
 
 def _default(param: Param, *, is_option: bool) -> str:
-    """Return how a parameter says what it is where it is not given; empty if it must be given."""
+    """Return the source text of a parameter's default value, such as `` = None``; empty for a required parameter."""
     if param.may_be_omitted:
         return " = None"
     if param.name == "axis":

@@ -1,4 +1,4 @@
-"""The page of the operations that models are made of: what they take, and which devices run them."""
+"""Generate docs/operations.md: the operations, their inputs and outputs, and the devices that run them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTH = 118
 
 
 def operation_lines(code: int, row: Signature) -> tuple[str, list[str]]:
-    """Return the lines of an operation: its name, code, first version, types and marks; its lists, options expanded."""
+    """Return an operation's first line (name, code, first version, types, marks), and the lines of its operands."""
     since = operation_since(OperationType(code))
     kinds = [
         OPERANDS[kind].short + (f":{_version(first)}" if first > since else "") for kind, first in row.types.items()
@@ -45,7 +45,7 @@ _NAMED = re.compile(r"([a-z]+_)?(\w+):([\w|]+)([?+*]?)")
 
 
 def _braced(form: str) -> str:
-    """Return a list of inputs, those of one type and prefix together: stride_w:i32 stride_h:i32 as stride_{w,h}:i32."""
+    """Shorten a list of inputs: stride_w:i32 stride_h:i32 becomes stride_{w,h}:i32."""
     parts = [match.groups(default="") for match in _NAMED.finditer(form)]
     found = []
     for (prefix, kind), group in groupby(parts, key=lambda part: (part[0], part[2])):
@@ -58,7 +58,7 @@ def _braced(form: str) -> str:
 
 
 def _alternatives(forms: list[str]) -> str:
-    """Return lists of inputs as one; where they differ, in brackets."""
+    """Merge lists of inputs into one text. Different parts become alternatives: ``(a | b)``."""
     lists = [form.split() for form in forms]
     if len(lists) == 1:
         return forms[0]
@@ -68,7 +68,7 @@ def _alternatives(forms: list[str]) -> str:
 
 
 def _common(lists: list[list[str]]) -> int:
-    """Return how many words begin all lists."""
+    """Return the number of words at the beginning that all lists share."""
     return sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*lists, strict=False)))
 
 

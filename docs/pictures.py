@@ -1,4 +1,4 @@
-"""Draws the pictures of the pages as SVG; `make tables` writes them to docs/pictures."""
+"""Draw the pictures of the pages as SVG. `make tables` writes the pictures to docs/pictures."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COLOURS = {
     "danger": ("#fdeaea", "#b3261e"),
     "grid": ("#ffffff", "#dfe3ea"),
 }
-"""What a box is of: its inside, and its border or the colour of an arrow."""
+"""Colours by kind of object: the inside of a box, and the line of a box or arrow."""
 SIZE, LEADING = 14, 19
-"""Of text, in pixels; a line's height."""
+"""Font size, and distance between lines, in pixels."""
 
 
 class Picture:
-    """Boxes, texts and arrows in a frame; lengths are in pixels, from the upper left corner."""
+    """A picture of boxes, texts and arrows. Positions are in pixels from the upper left corner."""
 
     def __init__(self, width: int, height: int, says: str) -> None:
         self._parts = [
@@ -34,7 +34,7 @@ class Picture:
         ]
 
     def text(self, x: float, y: float, *lines: str, anchor: str = "middle", bold: str = "", colour: str = "") -> None:
-        """Write lines below each other, centred about `y`; `bold` is the one before them."""
+        """Write lines below each other, with their vertical centre at `y`. `bold` is an additional first line."""
         written = [line for line in (bold, *lines) if line]
         for number, line in enumerate(written):
             at = y + (number - (len(written) - 1) / 2) * LEADING + SIZE * 0.36
@@ -45,7 +45,7 @@ class Picture:
             )
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, name: str = "", *lines: str) -> None:
-        """Draw a box with a name and lines in its middle."""
+        """Draw a box. Write its name (bold) and the lines in the middle of the box."""
         fill, border = COLOURS[kind]
         self._parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="{border}"/>'
@@ -53,14 +53,14 @@ class Picture:
         self.text(x + width / 2, y + height / 2, *lines, bold=name)
 
     def frame(self, x: float, y: float, width: float, height: float, kind: str, name: str) -> None:
-        """Draw a box for other boxes, with its name at its top."""
+        """Draw a box that contains other boxes. Write its name at the top."""
         self.box(x, y, width, height, kind)
         self.text(x + width / 2, y + 18, bold=name)
 
     def arrow(
         self, *points: tuple[float, float], kind: str = "plain", dashed: bool = False, both: bool = False
     ) -> None:
-        """Draw a line through points, with a head at its end, or at both."""
+        """Draw a line through points, with an arrowhead at the last point, or at both ends."""
         colour = COLOURS[kind][1]
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         dash = ' stroke-dasharray="6 4"' if dashed else ""
@@ -72,18 +72,18 @@ class Picture:
             self._parts.append(f'<polygon points="{head}" fill="{colour}"/>')
 
     def bar(self, x: float, y: float, width: float, height: float, kind: str) -> None:
-        """Draw a bar of a chart; one that is thin is a line."""
+        """Draw a bar of a chart, or a line as a thin bar."""
         self._parts.append(
             f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{COLOURS[kind][1]}"/>'
         )
 
     def svg(self) -> str:
-        """Return the file."""
+        """Return the content of the SVG file."""
         return "\n".join([*self._parts, "</svg>", ""])
 
 
 def architecture() -> str:
-    """Return the picture of the two processes and what is between them."""
+    """Return the picture of the program, the service, and the memory that they share."""
     p = Picture(760, 300, "Your program and the service share two queues and the tensors; a socket carries the rest.")
     p.frame(20, 20, 200, 215, "program", "your program")
     p.frame(540, 20, 200, 215, "service", "service: a sandbox")
@@ -142,9 +142,9 @@ SLEEPING = (
     ("pyzmq", "pyzmq ipc:// REQ/REP"),
     ("multiprocessing.Queue", "multiprocessing.Queue"),
 )
-"""The rows of the stored run of `make bench` in the picture, its words and theirs; both ends have a core each."""
+"""Labels in the picture, each with its row of the stored run of `make bench`. Each end runs on its own core."""
 BUSY = (("nnburst", "burst:"), ("Unix socket", "socket:"), ("multiprocessing.Pipe", "pipe:"))
-"""The columns of the stored run of benchmarks/waiting.py."""
+"""Labels in the picture, each with its column of the stored run of benchmarks/waiting.py."""
 
 
 def latency() -> str:
@@ -213,7 +213,7 @@ def sharing() -> str:
 
 
 def walls() -> str:
-    """Return the picture of what surrounds a model in a service."""
+    """Return the picture of the protections around a model in a service."""
     p = Picture(
         760,
         400,

@@ -1,14 +1,14 @@
-"""Writes the tables of the documentation that follow from the sources and from stored runs: `make tables`.
+"""Generate the tables of the documentation from the sources and from stored benchmark runs. `make tables` runs this.
 
-    python docs/tables.py                                # write them
-    python docs/tables.py --check                        # fail if one is not up to date
-    python docs/tables.py --store round-trips table.md   # what `python -m benchmarks.record --markdown table.md` wrote
+    python docs/tables.py                                # write all tables
+    python docs/tables.py --check                        # fail if a table is not up to date
+    python docs/tables.py --store round-trips table.md   # store the run in table.md (`benchmarks.record --markdown`)
 
-A page says where a table goes: `<!-- made: NAME -->`, the table, `<!-- end -->`. Files of `WHOLE` are made as a whole,
-the pictures (docs/pictures.py) among them.
+In a page, a table stands between the lines `<!-- made: NAME -->` and `<!-- end -->`. Files in `WHOLE` are generated
+completely, including the pictures (docs/pictures.py).
 
-Figures that were measured are in `docs/figures.json`: for each run its command, its conditions, and its figures. A
-paragraph, list or table that quotes a run says which, on the line before: `<!-- figures: ENTRY -->`.
+`docs/figures.json` contains the command, the conditions and the figures of each stored run. A paragraph, list or table
+with figures of a run names the run on the line before: `<!-- figures: ENTRY -->`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ QUOTING = (
     "sharing.md",
     "watching.md",
 )
-"""Pages whose figures all come from stored runs."""
+"""Pages on which all figures must come from stored runs."""
 
 WHOLE: dict[str, Callable[[], str]] = {
     "docs/operations.md": render_page,
@@ -63,7 +63,7 @@ REQUIREMENT = re.compile(r"^REQ-[A-Z]+-\d{3} +(deviates|absent)?\b", re.MULTILIN
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; a header that ends with a colon is that of a column of numbers."""
+    """Return a Markdown table. If a column's header ends with a colon, the column contains numbers."""
     rule = "".join("|--:" if name.endswith(":") else "|---" for name in header) + "|"
     lines: list[Sequence[str]] = [[name.removesuffix(":") for name in header], *rows]
     first, *others = (f"| {' | '.join(cells)} |" for cells in lines)
@@ -79,7 +79,7 @@ def first_sentence(text: str | None) -> str:
 
 
 def calls() -> str:
-    """The calls that compute, and those that the service does not serve."""
+    """Return a list of the calls during which a device computes, and of the calls that the service does not serve."""
     rows = {"compute": [call.name for call in CALLS if call.computes]}
     rows |= {f"served by the {side.value}": [call.name for call in CALLS if call.side is side] for side in Side}
     del rows[f"served by the {Side.SERVICE.value}"]
@@ -87,19 +87,19 @@ def calls() -> str:
 
 
 def commands() -> str:
-    """The commands, each with a link to its page."""
+    """Return a list of the commands, each with a link to its page."""
     lines = (f"[`nnburst {path}`]({page(path)}): {first_sentence(each.help)}" for path, each, _ in every_command())
     return "".join(map(item, lines)).rstrip()
 
 
 def page(path: str) -> str:
-    """Return where the page of a command is; a group and its commands share one."""
+    """Return the link to a command's page. A group and its commands share a page."""
     first, _, rest = path.partition(" ")
     return f"commands/{first}.md" + (f"#nnburst-{first}-{rest}" if rest else "")
 
 
 def command_page(name: str) -> str:
-    """Return the page of a command, or of a group: what it does, how it is called, its options."""
+    """Return the page of a command or group: purpose, usage and options."""
     text = ""
     for path, command, inner in every_command():
         if path.partition(" ")[0] != name:
@@ -116,26 +116,26 @@ def command_page(name: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return a paragraph of a command's help; one that click does not wrap is commands for a shell."""
+    """Return a paragraph of a command's help. A paragraph marked ``\\b`` becomes a block of shell commands."""
     if text.startswith("\b"):
         return f"```sh\n{inspect.cleandoc(text.removeprefix(chr(8)))}\n```"
     return textwrap.fill(" ".join(text.split()), WIDTH)
 
 
 def item(text: str) -> str:
-    """Return an item of a list, in lines that end before the margin."""
+    """Return a text as an item of a list, wrapped to `WIDTH`."""
     return textwrap.fill(" ".join(text.split()), WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n"
 
 
 def every_command() -> list[tuple[str, click.Command, click.Context]]:
-    """Return all commands, and groups of commands: name, command, context."""
+    """Return (name, command, context) of each command and each group of commands."""
     return list(walk(nnburst, click.Context(nnburst, info_name="nnburst")))
 
 
 def walk(
     group: click.Group, context: click.Context, before: str = ""
 ) -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Yield all commands below a group: name, command, context."""
+    """Yield (name, command, context) of each command and each group inside a group."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -146,14 +146,14 @@ def walk(
 
 
 def requirements() -> str:
-    """How many requirements are met, deviate and are absent."""
+    """Return a sentence with the numbers of requirements that are met, deviate or are absent."""
     pages = (ROOT / "docs" / "requirements").glob("*.md")
     found = Counter(status or "met" for page in pages for status in REQUIREMENT.findall(page.read_text("utf-8")))
     return f"{found['met']} requirements are met, {found['deviates']} deviate, {found['absent']} are absent."
 
 
 def mutants() -> str:
-    """How many weakened memory orders the proofs catch."""
+    """Return a sentence with the number of weakened memory orders that the proofs catch."""
     text = (ROOT / "tests" / "model" / "mutants.txt").read_text("utf-8")
     found = re.findall(r"^\w+\.[ch]:.+?: (\w+)", text, re.MULTILINE)
     return f"{len(found) - found.count('survived')} of {len(found)} are caught."
@@ -166,14 +166,14 @@ WHOLE |= {f"docs/{page(path)}": partial(command_page, path) for path, _, _ in ev
 
 
 def stored() -> dict[str, Any]:
-    """Return the runs, by name."""
+    """Return the stored runs, by name."""
     runs = json.loads(FIGURES.read_text("utf-8"))
     assert isinstance(runs, dict)
     return runs
 
 
 def dump(runs: dict[str, Any]) -> str:
-    """Return the store's text: a row of a table is a line."""
+    """Return runs as JSON, with each row of a table on its own line."""
     text = json.dumps(runs, indent=1, ensure_ascii=False)
     return STRINGS.sub(lambda match: json.dumps(json.loads(match.group()), ensure_ascii=False), text) + "\n"
 
@@ -182,11 +182,11 @@ WAITS = {"poll": "polls", "block": "sleeps"}
 UNTOLD = re.compile(
     r".*(16 KiB|64 KiB|256 KiB|4 MiB| 0\.1 ms| 10 ms|(pool|bytes), 1 MiB|(device|run|turn), 16 MiB)|3 programs.*"
 )
-"""Rows that pages leave out: sizes of tensors, pauses of clients, numbers of programs."""
+"""Rows that pages leave out, by the size of a tensor, the pause of a client, or the number of programs."""
 
 
 def rows_of_record(parts: Iterable[dict[str, Any]]) -> str:
-    """The rows of `make bench` as pages have them: in units of L as well up to (e)."""
+    """Return the rows of `make bench` as two tables: rows (a) to (e) with their ratio to L, then the other rows."""
     texts = []
     for is_ratio in (True, False):
         figures = ["p50:", "p99:", "p50/L:"] if is_ratio else ["p50:", "p99:"]
@@ -201,7 +201,7 @@ def rows_of_record(parts: Iterable[dict[str, Any]]) -> str:
 
 
 def run_tables(name: str) -> str:
-    """All tables of a run, and its conditions; of the budget the promises that were not kept."""
+    """Return all tables of a run, and its conditions. The table of the budget shows only promises that are not kept."""
     run = stored()[name]
     texts = [textwrap.fill(f"`{run['command']}`. {run['machine']}.", WIDTH) + "\n"]
     record = [part for part in run["tables"] if "placement" in part["header"]]
@@ -225,7 +225,7 @@ WAYS = {
     "`Pipe`": ("", "multiprocessing.Pipe, bytes", "pipe"),
     "`mmap` by hand": ("a word in an mmap, nothing checked", "", ""),
 }
-"""The columns of the README's table: the rows of `make bench` that poll and that sleep, the column of waiting.py."""
+"""Columns of the README's table: a row of `make bench` that polls, a row that sleeps, and a column of waiting.py."""
 CALLS_WITHOUT_PAUSE = (
     ("no pause, both ends poll", "poll", "apart"),
     ("no pause, both ends sleep", "block", "apart"),
@@ -239,7 +239,7 @@ PAUSES = (
 
 
 def first_page() -> str:
-    """The README's table: a call in six situations, by four ways."""
+    """Return the README's table: the durations of four kinds of calls in six situations."""
     measured = [row for part in stored()["round-trips"]["tables"] if "wait" in part["header"] for row in part["rows"]]
     called = {tuple(row[:3]): f"{row[4]} ({row[6]})" for row in measured}
     (run,) = stored()["waiting"]["tables"]
@@ -267,11 +267,11 @@ OTHERS = (
     ("mosec", "a web service around a Python model", ""),
     ("Ray Serve", "deployments over a cluster", ""),
 )
-"""Other ways, what they are made for, and their row of `make bench`."""
+"""nnburst and other tools: the purpose of each, and its row of `make bench`."""
 
 
 def ways(name: str) -> str:
-    """Other ways beside nnburst, and what a call costs when both ends poll, and when they sleep."""
+    """Return a table of nnburst and other tools: purpose, and cost of a call if both ends poll or both sleep."""
     measured = [row for part in stored()[name]["tables"] if "wait" in part["header"] for row in part["rows"]]
     found = {(row[0].removesuffix(", MSG_DONTWAIT"), *row[1:3]): row[4] for row in measured}
     waits = ("poll", "block")
@@ -280,7 +280,7 @@ def ways(name: str) -> str:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the tables and the conditions of Markdown of a benchmark, and its command and machine if it has them."""
+    """Return the tables and conditions in a benchmark's Markdown, and the command and machine if they are given."""
     tables: list[dict[str, Any]] = []
     listed = re.search(r"^Conditions:\n\n((?:- .*\n(?:  .*\n)*)+)", text, re.MULTILINE)
     conditions = re.findall(r"^- (.*(?:\n  .*)*)", listed.group(1), re.MULTILINE) if listed else []
@@ -295,7 +295,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def numbers(text: str) -> set[str]:
-    """Return the measured numbers of a text: those with a point that are no versions and not in code."""
+    """Return the measured numbers in a text: all numbers with a decimal point, except versions and code."""
     plain = VERSION.sub("", re.sub(r"`[^`]*`|\]\([^)]*\)", "", text))
     return set(re.findall(r"(?<![\w.-])\d[\d,]*\.\d+(?!\d|\.\d)", plain))
 
@@ -306,19 +306,19 @@ CONSTANTS = {
     "50": "the polling window",
     "300": "the longest answer that the gateway polls for",
 }
-"""Microseconds that are set, not measured."""
+"""Numbers of microseconds that are constants in the sources, and are not measured."""
 MICROSECONDS = re.compile(r"((?:\d[\d,]*(?:\.\d+)?,?\s(?:(?:to|and|or|against)\s)?)+)(?:µs|microseconds?)\b")
 
 
 def microseconds(text: str) -> set[str]:
-    """Return the numbers of microseconds in prose, without those that are set."""
+    """Return the numbers of microseconds in prose, except `CONSTANTS`."""
     plain = re.sub(r"`[^`]*`|^\|.*$", "", text, flags=re.MULTILINE)
     found = re.findall(r"\d[\d,]*(?:\.\d+)?", " ".join(MICROSECONDS.findall(plain)))
     return {number.rstrip(",") for number in found} - CONSTANTS.keys()
 
 
 def quoted(path: Path) -> Iterator[str]:
-    """Yield what is wrong with the figures of a page: runs and figures that are not in the store, figures of no run."""
+    """Yield the problems with a page's figures: an unknown run, a figure that the run lacks, a figure without a run."""
     text = re.sub(r"^```.*?^```$", "", MADE.sub("", path.read_text("utf-8")), flags=re.DOTALL | re.MULTILINE)
     runs = stored()
     inner = path.parent.name in ("internals", "requirements")
@@ -355,13 +355,13 @@ MAKERS: dict[str, Callable[..., str]] = {
 
 
 def pages() -> list[Path]:
-    """Return the pages that may have tables."""
+    """Return the pages that may contain generated tables."""
     built = ROOT / "docs" / "_build"
     return [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if built not in path.parents)]
 
 
 def made(path: Path) -> str:
-    """Return a file as it has to be."""
+    """Return the up-to-date content of a file."""
     name = str(path.relative_to(ROOT))
     if name in WHOLE:
         return WHOLE[name]()
@@ -374,7 +374,7 @@ def made(path: Path) -> str:
 
 
 def main() -> int:
-    """Write, check or store."""
+    """Write or check all tables. With ``--store``, first store a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--check", action="store_true", help="change nothing; fail if a table is not up to date, or a figure of no run"

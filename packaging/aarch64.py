@@ -1,8 +1,8 @@
-"""Run the tests on another architecture: in an emulator, with its Python and the wheel. See `make test-aarch64`.
+"""Run the tests for aarch64 in an emulator, with the wheel and Debian's Python. See `make test-aarch64`.
 
-Everything goes into one folder, without root: apt fetches Debian's packages with lists in that folder, and they are
-only unpacked; pip gets wheels of the other architecture. `sys.executable` is a script that starts the emulator, so
-programs that start themselves again work, too.
+All files are in one folder, and root is not needed. apt downloads Debian's packages, which are unpacked but not
+installed; pip downloads wheels for aarch64. In the tests, `sys.executable` is a script that starts the emulator, so
+programs can start Python again.
 
     python packaging/aarch64.py build/aarch64 test -x tests/unit/test_fmq_queue.py
 """
@@ -25,7 +25,7 @@ PACKAGES = (f"python{VERSION}", "libstdc++6")
 LIMIT = 1200
 """Seconds that a test may take, as an emulator is ten to fifty times slower.
 
-The waits of a test may take three quarters of that (`tests/support/waiting.py`)."""
+All waits of a test together may take three quarters of this time (`tests/support/waiting.py`)."""
 UNLIKE = (
     # After a SIGBUS without a handler, or one sent again, the emulator ends in another way than a process.
     "tests/unit/test_memory_pools.py::test_fault_outside_of_guarded_memory_still_ends_the_process",
@@ -93,7 +93,7 @@ def make_emulator(folder: Path) -> Path:
 
 
 def make_python(folder: Path) -> Path:
-    """Return a Python with the wheel and the tests' requirements, and lay the tests out."""
+    """Install Python, the wheel and the tests' requirements, and unpack the tests. Return the path of Python."""
     emulator, system, home = make_emulator(folder), folder / "system", folder / "python"
     if not system.exists():
         unpack(PACKAGES, "arm64", folder / "system.new", whole=True)

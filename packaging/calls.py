@@ -55,12 +55,12 @@ def calls_in_sandboxes(trace: Iterable[str]) -> tuple[Counter[str], Counter[str]
 
 
 def allowed() -> list[str]:
-    """Return the names of the allowed calls in C."""
+    """Return the names of the system calls that the list in C allows."""
     return _ROW.findall(_SOURCE.read_text(encoding="utf-8").partition("#define CALL(name)")[2])
 
 
 def main(arguments: list[str]) -> int:
-    """Run these tests, or all. Print a line for each call, and the rows that the list in C needs for them."""
+    """Run the given tests, or all. Print a line for each system call, and the rows that the list in C needs."""
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace")
         status = trace_command([sys.executable, "-m", "pytest", "-q", "-n", "0", *arguments], trace)

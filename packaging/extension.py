@@ -40,8 +40,8 @@ def _without_comments(text: str) -> str:
 def header_to_cdef(text: str) -> str:
     """Convert the text of a header for cffi's ``cdef``.
 
-    Comments, includes, guards and function-like macros are dropped; constants are kept (a plain number with its value,
-    so that the compiler checks it).
+    Comments, includes, guards and function-like macros are dropped. Constants are kept. A constant that is a plain
+    number keeps its value, so that the compiler checks the value.
     """
     lines: list[str] = []
     for line in _without_comments(text).replace("\\\n", " ").splitlines():

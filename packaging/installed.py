@@ -1,6 +1,6 @@
 """Run the tests of the sdist on the installed wheel, under each available CPython. See `make test-wheel`.
 
-Both are built from the commit that is checked out; the tree may change during the run.
+The sdist and the wheel are built from the commit that is checked out. The working tree may change during the run.
 
     python packaging/installed.py --python 3.12 build/wheel tests/unit/test_core.py
 """
@@ -21,7 +21,7 @@ from wheels import ROOT, run, unpack
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/unit", "tests/faults")
 UNLIKE = ("tests/unit/test_docs.py::test_links_and_paths_of_a_page_exist",)
-"""Tests of files that only the tree has."""
+"""Tests to leave out: they read files that are not in the sdist."""
 
 
 def claim(folder: Path) -> None:

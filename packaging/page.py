@@ -1,7 +1,8 @@
 """The package's page in a registry: README.md with absolute links. For setup.py.
 
-The variable `NNBURST_URL` sets the repository's address, to which links and pictures then lead, at the version's tag.
-Without it the page has only the text of links and no pictures, and the package has no addresses.
+The environment variable `NNBURST_URL` is the repository's address. Links and pictures then refer to this address, at
+the version's tag. Without the variable, the page has only the text of links and no pictures, and the metadata of the
+package has no addresses.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Build the sdist, and from it one wheel for each platform. See `make wheels`.
 
 Zig compiles for every platform, against the oldest C library that the wheel's name promises; patchelf corrects the
-name of musl's library. auditwheel checks that each wheel matches its name, abi3audit that it keeps to the stable ABI,
-twine that a registry accepts it with its page. The same sources give the same bytes: times come from the last commit
-(or `SOURCE_DATE_EPOCH`), and paths are left out.
+name of musl's library. auditwheel checks that each wheel matches its name. abi3audit checks that the wheel uses only
+the stable ABI. twine checks that a registry accepts the wheel and its page. The same sources give the same bytes: the
+times come from the last commit (or `SOURCE_DATE_EPOCH`), and paths are left out.
 
     python packaging/wheels.py --out dist
 """
@@ -106,10 +106,10 @@ def unpack(sdist: Path, folder: Path) -> Path:
 
 
 def multiarch_headers(arch: str, folder: Path) -> Path:
-    """Return a folder with the header that Debian's pyconfig.h includes for an architecture, if Python is Debian's.
+    """Return an include folder for an architecture. If Python is Debian's, the folder has a copy of ``pyconfig.h``.
 
-    The header is beside those of this machine's C library, which a cross compiler must not read, so it is copied.
-    This machine's header will do, since 64-bit architectures do not differ in the limited API.
+    The original is in a folder with headers of this machine's C library, which a cross compiler must not read. The
+    copy is right for every 64-bit architecture, since they do not differ in the limited API.
     """
     usual = Path(sysconfig.get_path("include"))
     own = usual.parent / str(sysconfig.get_config_var("MULTIARCH")) / usual.name / "pyconfig.h"

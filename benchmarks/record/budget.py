@@ -14,14 +14,14 @@ import numpy as np
 from nnburst.cli.bench.sampling import Result
 
 MOST_OTHERS = 0.05
-"""Maximum share of CPU time for other programs: more would disturb too many turns. About 0.01 on an idle machine."""
+"""Maximum share of CPU time of other programs. More would disturb too many turns. An idle machine has about 0.01."""
 _LINE = "line"
 _STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """A promise: ``row / base``, of medians or another percentile, is at most (or at least) `limit`."""
+    """A promise: a percentile of `row`, divided by the percentile of `base`, is at most (or at least) `limit`."""
 
     text: str
     row: str

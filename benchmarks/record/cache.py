@@ -1,4 +1,4 @@
-"""Rows (j): times to compile and to restore a model of five million weights, and a lower bound of restoring."""
+"""Rows (j): times to compile and to restore a model of five million weights, and a lower limit of the second time."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def _open_slot(later: bool) -> Iterator[Subject]:
     arguments = [(RequestArgument(False, DataLocation(0, offset, _SLOT)),) for offset in (0, _SLOT)]
 
     def sample(count: int) -> Samples:
-        """Return times of the first run, or the second, with a memory. Each sample has a new memory."""
+        """Return times of the first run with a memory or, if `later`, of the second. Each sample has a new memory."""
         now, times = time.perf_counter_ns, np.empty(count, np.int64)
         for i in range(count):
             with Memory.ashmem(2 * _SLOT) as memory:

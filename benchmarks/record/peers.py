@@ -367,7 +367,7 @@ def _case(
     key: str, title: str, wait: str, link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], serve: Serve,
     one_core: bool = False,
 ) -> Case:  # fmt: skip
-    """Return a row from functions that create the two ends and that use them. `serve` is pickled into the server."""
+    """Return a row. `link` creates the two ends, `client` and `serve` use them. The server gets `serve` pickled."""
     return Case(key, "e", title, wait, len(MESSAGE), partial(_open, link, client, serve), one_core)
 
 

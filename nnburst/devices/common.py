@@ -33,10 +33,10 @@ from .interfaces import CompileJob, Device
 
 T = TypeVar("T")
 OwnBytes = NewType("OwnBytes", bytes)
-"""Bytes of a model that this process has parsed and serialised again. An importer gives a runtime no other bytes.
+"""Bytes of a model that this process has parsed and serialised again. A runtime gets only such bytes.
 
-Two parsers may understand one file differently. If the runtime got the file itself, the runtime could run another model
-than the importer checked. So the importer drops unknown fields, and tells the runtime the format, which the runtime
+Two parsers may understand one file differently. If the runtime got the file itself, it could run a model that the
+importer has not checked. So the importer drops unknown fields, and tells the runtime the format, which the runtime
 would otherwise guess.
 """
 
@@ -118,7 +118,11 @@ def device_of(devices: Iterable[Device], name: str) -> Device:
 def call_by_name(
     name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
 ) -> Model:
-    """Return a model of one operation: number 0 of the extension with `prefix`. Its first input is the text `name`."""
+    """Return a model of one operation, number 0 of an extension. The operation's first input is the text `name`.
+
+    Args:
+        prefix: The model's prefix for the extension.
+    """
     code, encoded = extension_code(prefix, 0), name.encode()
     named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
     return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)
@@ -129,7 +133,12 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
 
 
 def find_named(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return the entry NAME of `table` for the `source` ``name:NAME``. Errors contain `device` and `what`, a plural."""
+    """Return the entry NAME of `table` for the `source` ``name:NAME``.
+
+    Args:
+        device: The device's name, for error messages.
+        what: Word for the entries in error messages, in the plural.
+    """
     kind, _, name = source.partition(":")
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")

@@ -1,4 +1,4 @@
-"""Encoding of values other than numeric arrays to bytes that describe themselves.
+"""A self-describing encoding in bytes for values that are not numeric arrays.
 
 Encoded values are strings, elements smaller than a byte, sequences, maps, and optionals without a value. An encoded
 value begins with a little-endian number of eight bytes: the size of the whole value in bytes. MessagePack follows: nil

@@ -31,8 +31,9 @@ class FencedInfo(Struct, frozen=True):
 
     Attributes:
         status: The status of the run, or of the wait for fences if that failed.
-        launched: Timing, in which the time in the driver begins at the launch; empty unless requested.
-        fenced: Timing, in which the time in the driver begins at the signal of the last fence; empty unless requested.
+        launched: Timing of the run. Its ``time_in_driver`` counts from the launch. Empty unless requested.
+        fenced: Timing of the run. Its ``time_in_driver`` counts from the signal of the last fence. Empty unless
+            requested.
         reason: A sentence about the failure, or empty.
     """
 

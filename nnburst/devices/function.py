@@ -312,7 +312,7 @@ class FunctionDevice(LocalDevice):
             self.add(_load(target), target)
 
     def add(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
-        """Add a function. Error messages call the function `target`."""
+        """Add a function. `target` is its name in error messages."""
         name = declaration_of(function).name
         if self._functions.setdefault(name, function) is not function:
             raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")

@@ -49,13 +49,13 @@ class CacheFiles(Struct, frozen=True):
     """The cache files that a client passes to a device, and their properties.
 
     Attributes:
-        model_fds: Descriptors of model files, as many as the device needs. A message contains, instead of a
-            descriptor, its position among all descriptors that are sent with the message.
+        model_fds: Descriptors of model files, as many as the device needs. In a message, a number here is a position
+            in the list of descriptors that are sent with the message.
         data_fds: Descriptors of data files, like `model_fds`.
         cache_key: Name of the cache entry, of 32 bytes.
         fingerprint: Digest of the model (32 bytes), or empty. A device refuses an entry whose model has another digest.
         staged: True if the client publishes the files after a save and then calls `Device.confirm_cache`.
-        place_fds: Descriptor of the directory where a save replaces this key's entry; or empty.
+        place_fds: Empty, or one descriptor of the directory where a save replaces the entry of this key.
         priority: Priority of a restored model's executions. For a compiled model, see `CompileJob`.
         encrypt: True to write and accept only encrypted files.
     """
@@ -227,8 +227,8 @@ class Buffer(Closing, abc.ABC):
     """A driver-managed buffer. Context manager.
 
     Attributes:
-        timeout: Limit in seconds for a copy by another process, after which the copy raises `MissedDeadline`; None for
-            no limit.
+        timeout: Longest duration in seconds of a copy by another process; None for no limit. A longer copy raises
+            `MissedDeadline`.
     """
 
     timeout: float | None = 60.0
@@ -413,13 +413,13 @@ class Device(abc.ABC):
 
     @property
     def cache_epoch(self) -> bytes:
-        """Version of the device's cache files, of 32 bytes. Builds with equal bytes can read each other's files."""
+        """A version (32 bytes) of the device's cache files. Builds with equal versions can read each other's files."""
         from hashlib import sha256
 
         return sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
-        """Restore a compilation that an earlier `prepare_model` saved, without the model.
+        """Restore a compilation that an earlier `prepare_model` saved. This needs no model.
 
         Args:
             cache: The saved files with their cache key, and the wanted model's fingerprint.

@@ -183,7 +183,7 @@ class _Network:
 
 
 def _tensors(details: Details) -> tuple[Tensor, ...]:
-    """Convert LiteRT's descriptions to `Tensor` values. A tensor that is described without dimensions gets any rank."""
+    """Convert LiteRT's descriptions to `Tensor` values. A tensor described without dimensions can have any rank."""
     found = []
     for name, each in details.items():
         place, dtype = f"tensor {name!r}", np.dtype(each["dtype"])

@@ -215,7 +215,7 @@ class LocalModel(PreparedModel):
         return BurstExecutorWithCache(bind)
 
     def forget_source(self) -> None:
-        """Release the source of the model, which the device no longer needs."""
+        """Release memory that was needed only to compile and save the model."""
 
     def close(self) -> None:
         """Refuse new requests. Existing plans stay usable."""

@@ -48,9 +48,9 @@ class _Published:
 class NamedDevice(Device):
     """A device that opens, by name, models that other devices of this process compiled. Clients share the weights.
 
-    `import_model` returns a model of one operation, whose first input is the name. `prepare_model` of this model opens
-    the shared one.
-    ``NAME:2`` is version 2 of a model, and ``NAME`` alone its newest version.
+    `import_model` returns a placeholder: a model of one operation, whose first input is the name. `prepare_model` of
+    the placeholder opens the published model.
+    ``NAME:2`` is version 2 of a model, and ``NAME`` alone is the model's newest version.
 
     Args:
         devices: Devices that compile and run published models, owned by the caller.

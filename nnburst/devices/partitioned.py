@@ -124,7 +124,7 @@ class PartitionedDevice(Device):
         return total
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PartitionedModel:
-        """Compile every part on its device, without the job's cache files."""
+        """Compile every part on its device. The job's cache files are ignored."""
         validate_model(model)
         steps, prepared = self.plan(model), []
         try:

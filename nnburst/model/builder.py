@@ -345,7 +345,8 @@ class ModelBuilder(OperationMethods):
             inputs: Operands or arrays, in the order of the signature. For numbers, use `scalar`.
             number: Number of the operation in its extension.
             outputs: For each output, the properties that cannot be inferred: type, dimensions, scale, zero_point.
-                Default: the smallest number of outputs, fully inferred. `extension_code` returns extension types.
+                Default: the smallest number of outputs, fully inferred. For an extension's type, give the code from
+                `extension_code`.
 
         Returns:
             One operand for each output.

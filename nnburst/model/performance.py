@@ -12,7 +12,7 @@ from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 NEVER = 3.4028234663852886e38
 """Cost of an operand type that a device's capabilities lack: the largest float32."""
 _ELEMENT = 16
-"""Work of one multiplication in an elementwise operation; a multiplication in a matrix product is 1."""
+"""Work of one multiplication in an elementwise operation. A multiplication in a matrix product counts as 1."""
 _PRODUCTS = {kind for kind, row in OPERATIONS.items() if {"filter", "bias"} <= {param.name for param in row.forms[0]}}
 _CELLS = recurrent.ROWS.keys()
 """Recurrent operations, which multiply a row by all matrices in each step."""

@@ -75,8 +75,8 @@ def consistent_result(
     """Make a result consistent (REQ-MODEL-077).
 
     The status becomes GENERAL_FAILURE if it is OUTPUT_INSUFFICIENT_SIZE without shapes, or NONE (success) although an
-    output was too small. Shapes are removed from any other error. Times are removed from every error, and if they
-    contradict each other.
+    output was too small. The only failure that keeps its shapes is OUTPUT_INSUFFICIENT_SIZE. A failure has no times. A
+    success loses its times if they contradict each other.
     """
     status = _sendable(status)
     if status is ErrorStatus.NONE and all(shape.is_sufficient for shape in shapes):

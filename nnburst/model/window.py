@@ -100,7 +100,10 @@ def _transposed_axis(
 
 
 def transposed_axes(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return the geometry of a transposed convolution. If `tail` is -n, the last n result elements get no products."""
+    """Return the geometry of a transposed convolution.
+
+    If the `tail` of an axis is -n, the last n elements of the result along this axis get no products.
+    """
     batch, height, width, channels, nchw = image_dims(view)
     given: tuple[int | None, int | None] = (None, None)
     if view.count("out_shape"):

@@ -64,7 +64,7 @@ class BurstExecutor(ThreadPoolExecutor):
 
         Raises:
             InvalidArgument: `fn` is another function.
-            BrokenBurst: The service has ended. Unfinished futures fail with this `BrokenExecutor`, too.
+            BrokenBurst: The service has ended. Unfinished futures fail with this error, too.
             RuntimeError: The executor is shut down.
         """
         if fn != self._session.run:

@@ -216,8 +216,8 @@ class Service(OneProcess, Closing):
     def kill(self) -> None:
         """Kill the process of a child service (SIGKILL), for example to stop a hanging run.
 
-        Runs in flight raise `DeadObject`, as do later calls, except on sessions with ``on_death="restart"``. Close the
-        service, too.
+        Runs in flight raise `DeadObject`, as do later calls, except on sessions with ``on_death="restart"``. You must
+        still close the service.
 
         Raises:
             BadState: The service is shared with other programs, is this process, or is closed.

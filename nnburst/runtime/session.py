@@ -119,8 +119,8 @@ class Session(OneProcess, Closing):
             model in `service`. Without a `service`, also a function or a torch module. A function declared with
             `nnburst.declare` is sent to the session's service. A torch module is exported to ONNX; if the export fails,
             the module is sent to the service (`device` can require one of the two ways).
-        example_inputs: For a torch module: a tensor, a tuple of tensors, or a dict of tensors by name. Runs take the
-            same shapes.
+        example_inputs: For a torch module: a tensor, a tuple of tensors, or a dict of tensors by name. The inputs of
+            every run must have the same shapes as these tensors.
         service: Service to run on; None for the session's own service, which ends with the session.
         device: Name of the device, with options after a colon if the session has its own service; None for the first
             device that supports every operation.
@@ -506,7 +506,7 @@ class Session(OneProcess, Closing):
         return self._pool.stats
 
     def latency(self) -> Latency:
-        """Return the latency of this session's runs: p50, p99 and max in seconds, and histograms of its parts.
+        """Return the latency of this session's runs: p50, p99 and max in seconds, and histograms of a run's parts.
 
         Every run that waits for its answer is timed. In a fast loop, one run in 256 is timed and represents the others.
         Runs without a burst are not counted.

@@ -16,13 +16,13 @@ from nnburst.cli.bench.sampling import Result, Round
 
 @pytest.fixture(autouse=True)
 def short_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take few samples: on a busy machine, the usual number takes seconds. L only has to exist."""
+    """Take few samples of L (the round trip of a cache line). On a busy machine, the usual number takes seconds."""
     monkeypatch.setattr(rounds, "_LINE_COUNT", 20)
     monkeypatch.setattr(rounds, "_MOST_SAMPLES", 20)
 
 
 def round_of(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
-    """Return a round of ten samples of `p50` nanoseconds. `before` and `after` are the medians of L."""
+    """Return a round of ten samples of `p50` nanoseconds. `before` and `after` are medians of L, in nanoseconds."""
     return Round(np.full(10, p50, dtype=np.int64), before, after)
 
 

@@ -128,7 +128,7 @@ def placed(kind: Any, offset: int = 0, size: int = X.nbytes, name: str = "tensor
 
 
 def refused(url: str, body: bytes, **headers: str) -> str:
-    """Send a request over HTTP, which must be refused. Return the error message."""
+    """Send a request over HTTP. Fail unless the gateway refuses the request; return the error message."""
     with pytest.raises(urllib.error.HTTPError) as info:
         urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=60)
     with info.value as answer:
@@ -145,7 +145,7 @@ def request_of(x: Any = X, model: str = "relu", **more: Any) -> Any:
 
 
 def refused_by_grpc(call: Any, request: Any) -> str:
-    """Send a request over gRPC, which must be refused. Return the error message."""
+    """Send a request over gRPC. Fail unless the gateway refuses the request; return the error message."""
     with pytest.raises(grpc.RpcError) as info:
         call(request, timeout=60)
     assert info.value.code() is grpc.StatusCode.INVALID_ARGUMENT

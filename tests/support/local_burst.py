@@ -55,7 +55,7 @@ class Adder(BurstExecutorWithCache):
 
 
 class LocalModel:
-    """The least that a controller needs of a model. A thread of this process serves the burst."""
+    """A model with only the methods that a controller calls. A thread of this process serves the burst."""
 
     def __init__(self, executor: BurstExecutorWithCache | None = None) -> None:
         self.executor = executor or Adder()

@@ -88,4 +88,4 @@ KINDS: dict[str, tuple[Callable[[int], Pool], bool]] = {
     "posix_shm": (posix_shm, False),
     "blob": (blob, True),
 }
-"""Function that makes a pool, and True if a device maps the pool."""
+"""By kind of pool: a function that makes a pool, and True if a device maps the pool."""

@@ -313,7 +313,7 @@ _OPTION_COUNTS = {
     OperationType.L2_POOL_2D: (8, 11),
     OperationType.SOFTMAX: (3,),
 }
-"""Numbers of inputs at which the last input is a single option, by operation."""
+"""By operation: the numbers of inputs for which the last input alone can be left out."""
 
 
 def _shorter_is_legal(operation: Operation, at: int) -> bool:

@@ -83,7 +83,7 @@ _RELEASES = {
 _TENSOR, _SEQUENCE, _MAP = 1, 2, 3
 _KINDS = ("nothing", "tensor", "sequence", "map", "opaque", "sparse tensor", "optional")
 _ERRORS_ONLY = 3
-"""Minimum severity of logged messages. Warnings are normal, so ONNX Runtime does not log them."""
+"""Minimum severity of the messages that ONNX Runtime logs: errors. Warnings are normal."""
 
 
 class OrtError(Exception):
@@ -128,7 +128,11 @@ class _Api:
         return out[0]
 
     def own(self, what: str, handle: Any) -> Any:
-        """Return a handle that is released with its last reference, by the C function that releases `what`."""
+        """Return a handle that owns its object: when the handle is freed, a C function releases the object.
+
+        Args:
+            what: The type of the object, such as "Value", which determines the C function.
+        """
         return ffi.gc(handle, self._releases[what])
 
     def release(self, what: str, handle: Any) -> None:

@@ -117,7 +117,7 @@ class Graph:
 
 
 def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
-    """Return a digest of a model's files, of 32 bytes."""
+    """Return a digest (32 bytes) of a model's files."""
     whole = hashlib.sha256(hashlib.sha256(data).digest())
     for name, content in sorted(files.items()):
         whole.update(hashlib.sha256(name.encode()).digest())

@@ -171,7 +171,7 @@ _HELD = re.compile(
 
 
 def _type_text(kind: Any, place: str) -> str:
-    """Return ONNX Runtime's name of a type. Raises `GeneralFailure` if requests cannot contain its elements."""
+    """Return ONNX Runtime's name of a type. Raises `GeneralFailure` if a request cannot contain values of the type."""
     what = kind.WhichOneof("value")
     if what == "tensor_type":
         return f"tensor({element_within(int(kind.tensor_type.elem_type), place).name})"
@@ -237,7 +237,8 @@ def import_graph(data: bytes) -> ImportedModel:
 
     Raises:
         InvalidArgument: The model is malformed.
-        GeneralFailure: Requests cannot contain values of an input or output, or there are too many external files.
+        GeneralFailure: A request cannot contain values of an input's or output's type, or there are too many external
+            files.
     """
     proto = parse(data)
     required, optional, outputs = describe(proto)

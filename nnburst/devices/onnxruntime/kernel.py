@@ -35,7 +35,7 @@ _NOTHING = np.empty(1, np.uint8)
 _LEAST_ROOM = 4096
 """Minimum size of the copy of an argument with unknown dimensions, unless the client's region is smaller."""
 _PRIVATE = 4
-"""Bytes of private memory counted per byte of an encoded input. A string, with its offset of 8 bytes, can take 32."""
+"""Bytes of private memory counted per byte of an encoded input. A string's offset (8 bytes) can need 32 bytes."""
 _TENSOR = 1024
 """Bytes of private memory counted for each tensor in an encoded input, besides its elements."""
 

@@ -86,7 +86,7 @@ def _prelu(c: LoweredCall) -> None:
 
 
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
-    """Compare real values. A table with the real values of a quantised operand is rounded from float64 to float32."""
+    """Compare real values. Quantised elements are converted by a table, computed in float64 and rounded to float32."""
 
     def compare(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)

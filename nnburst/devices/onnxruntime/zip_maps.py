@@ -17,9 +17,10 @@ from .library import messages
 
 
 def replace_zip_maps(proto: Any) -> dict[str, bytes]:
-    """Replace each output that maps labels to scores by an array of scores; return the encoded labels, keyed by output.
+    """Replace the ZipMaps of a model. Return the encoded labels, keyed by output.
 
-    A map with labels of an unexpected type stays unchanged.
+    Each replaced output was a map from labels to scores, and becomes an array of scores. A map with labels of an
+    unexpected type stays unchanged.
     """
     labels: dict[str, bytes] = {}
     makers = {name: node for node in proto.graph.node if _is_zip_map(node) for name in node.output}

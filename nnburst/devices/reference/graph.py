@@ -98,7 +98,7 @@ class Binding:
                 del self.arrays[index], self._taken[index]
 
     def run_steps(self, position: int, steps: Sequence[KernelStep]) -> None:
-        """Make an operation's calls. A `GeneralFailure` that names the operation replaces errors not in `PASSING`."""
+        """Make an operation's calls. Errors not in `PASSING` become a `GeneralFailure` that names the operation."""
         try:
             for step in steps:
                 step()

@@ -17,8 +17,8 @@ LONGEST_LOOP_NS = 15_000_000_000
 """Largest time limit of a WHILE in nanoseconds."""
 _LEAST_MEMORY = 1 << 28
 _MEMORY_FACTOR = 64
-"""Limit of an execution's results, as a multiple of the size of request and constants; but at least 256 MiB. Kernels
-need up to eight times the size of their operands.
+"""Limit of an execution's results, as a multiple of the size of request and constants. The limit is at least 256 MiB.
+Kernels need up to eight times the size of their operands.
 """
 
 

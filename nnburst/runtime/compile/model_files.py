@@ -72,7 +72,7 @@ def is_name(source: str | bytes) -> TypeGuard[str]:
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
-    """Return None if a source can be the name of a model. Otherwise it is a path: return the error for the path."""
+    """Return the error for a path that no device reads; None if the text can be the name of a model."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
         return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_ANY}: {_WAYS_OUT}")

@@ -31,8 +31,8 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
     """Return a torch module as an ONNX file, or as a declared function that runs it.
 
     Args:
-        examples: A tensor, a tuple or list in the order of the parameters, or a dict by parameter name. The model's
-            inputs have the dtypes and shapes of the examples.
+        examples: A tensor, a tuple or list in the order of the arguments of ``forward``, or a dict by argument name.
+            The model's inputs have the dtypes and shapes of the examples.
         device: ``"nnburst-onnxruntime"`` to require an ONNX file, ``"nnburst-function"`` to require a function; None to
             accept either.
 
@@ -109,7 +109,7 @@ class _ModuleFunction:
 
 
 def _parameters(module: torch.nn.Module, n: int) -> list[str]:
-    """Return names of a module's first `n` inputs: its parameters' names, or ``input0``, ``input1`` …"""
+    """Return names of a module's first `n` inputs: the argument names of ``forward``, or ``input0``, ``input1`` …"""
     parameters = inspect.signature(module.forward).parameters.values()
     named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return [*named[:n], *(f"input{i}" for i in range(len(named), n))]

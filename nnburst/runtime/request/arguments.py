@@ -202,8 +202,8 @@ class Arguments:
     Args:
         sizes: Shapes of all arguments in one step.
         buffers: The caller's memory, by argument name.
-        rooms: Bytes for outputs of unknown shape, by name; default 4096. An output named here counts as of unknown
-            shape, whatever the model says.
+        rooms: Bytes for outputs of unknown shape, by name; default 4096. If an output is named here, its shape in the
+            model is ignored.
         steps: The steps of a run; None for a run without steps.
         least: Minimum bytes of arguments of known shapes, by name.
 
@@ -468,7 +468,7 @@ def solve_arguments(
     state: Mapping[str, str],
     grow: Container[str] = frozenset(),
 ) -> Sizes:
-    """Return the shapes of all arguments, completed from the arguments of `Burst.bind`.
+    """Return the shapes of all inputs and outputs, for `Burst.bind`.
 
     Args:
         given: Result of `given_shapes`.

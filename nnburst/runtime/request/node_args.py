@@ -50,7 +50,8 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
             ``seq(map(int64,tensor(float)))``. A session's argument has the `shape` and `dtype` of the elements; a
             compilation's argument is an array of bytes that contains the encoded value.
-        said: In a compilation, the shape of the elements if `holds` is not empty. `shape` is then that of the bytes.
+        said: In a compilation, the shape of the elements if `holds` is not empty. `shape` is then the shape of the
+            bytes.
         is_optional: True for an input with a default, which callers can omit.
     """
 
@@ -348,7 +349,7 @@ def channel_lengths(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> tu
 
 
 class Sizes(Struct, frozen=True):
-    """The shapes of all arguments that are known before a run.
+    """The shapes of all arguments, as far as they are known before a run.
 
     Attributes:
         inputs: One shape per input; None for an omitted optional input.
@@ -373,8 +374,9 @@ def solve_shapes(
 ) -> Sizes:
     """Return the shape of every argument.
 
-    A size that is known from one argument fills in dimensions of the same name in the others. If the caller's complete
-    shapes give a name several sizes, this is no error, but then the name fills in nothing.
+    If one argument determines the size of a named dimension, dimensions of this name in other arguments get the same
+    size. If the caller's complete shapes give a name several sizes, this is no error, but the other arguments get no
+    size for this name.
 
     Args:
         given: Complete shapes by argument name, and sizes by dimension name.
@@ -419,7 +421,7 @@ def complete_shapes(
     said: Mapping[str, int] = MappingProxyType({}),
     left_out: Container[str] = (),
 ) -> Sizes:
-    """Return complete shapes, from given shapes and the model's; None for an incomplete shape.
+    """Return complete shapes, made from given shapes and the model's shapes; None for an incomplete shape.
 
     Args:
         said: Sizes by dimension name.

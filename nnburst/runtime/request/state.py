@@ -119,7 +119,7 @@ class States:
 def check_states(
     compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
 ) -> Sizes:
-    """Check ``{output: input}``. Return the sizes. In them, the output of a state has the shape of the state's input.
+    """Check ``{output: input}``. Return `sizes`, with the shape of each state's input also for the state's output.
 
     Args:
         grow: Inputs whose shape changes from run to run. The shapes of the outputs that become

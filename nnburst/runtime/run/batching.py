@@ -123,7 +123,7 @@ class _Rest:
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None
         self.at_once = isinstance(inputs, list | tuple)
-        """True if several inputs can be taken before the first is copied: only an iterator may reuse its arrays."""
+        """True for a list or tuple: its inputs can be taken several at a time. An iterator may reuse its arrays."""
         self._iterator = iter(inputs) if self.at_once else self._catch(inputs)
         self._back: list[Inputs] = []
 
@@ -193,7 +193,7 @@ class _Batches:
                 yield _split(outputs, rows) if error is None else self._run_each(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill batches for `Ring.run`. Yield for each batch: False if it is not to be started, and its rows."""
+        """Fill batches for `Ring.run`. Yield (True to start the batch, (number of filled rows, rows)) for each."""
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):

@@ -19,7 +19,7 @@ from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
 MAX_PENDING = 128
 """Maximum number of calls in flight. At twice as many, the other side ends the connection."""
 _MOST_UNATTENDED = 64
-"""When this many calls are in flight, only calls with a waiting caller are sent."""
+"""Limit for calls without a waiting caller: they are sent only while fewer calls than this are in flight."""
 
 
 class PendingCall:

@@ -103,7 +103,7 @@ class Connection:
         self._closed = self._ended = self._abandoned = False
         """`_closed`: True after `close`. `_ended`: True after the end. `_abandoned`: True in a forked child."""
         self._leave_by = math.inf
-        """Time when closing stops waiting for the peer. A release that is not answered in time sets it to now."""
+        """Time when `close` stops waiting for the peer. After a release without an answer, `close` does not wait."""
         self._farewell: PendingCall | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
         self._stop_reason = ""

@@ -30,7 +30,7 @@ _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 _OWN = "NNBURST_"
 """Prefix of the environment variables that each request to the zygote contains."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
-"""Beginnings of the lines in /proc/thread-self/status that are compared."""
+"""Beginnings of the lines in /proc/thread-self/status that describe what a child process inherits."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 

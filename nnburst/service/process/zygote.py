@@ -35,7 +35,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
     children: dict[int, tuple[int, socket.socket]] = {}
     """(process id, socket for the exit status) of each child, by pidfd."""
     later = dict[str, bool]()
-    """Option `warm` by device, for devices whose remaining modules are loaded once no requests come."""
+    """Option `warm`, by device. The remaining modules of these devices are loaded when no requests come."""
     while True:
         found = wait_readable((control.fileno(), client, *children), _QUIET if later else None)
         while later and not found:

@@ -54,7 +54,7 @@ def conv_2d(call: KernelCall) -> None:
 
 
 def _unfolded_product(every: Array, matrix: Array) -> Array:
-    """Multiply windows, unfolded to rows, by a matrix, with at most about `_COLUMNS_BYTES` of rows at a time."""
+    """Multiply windows by a matrix. About `_COLUMNS_BYTES` of windows at a time are unfolded to rows."""
     batch, height, width = every.shape[:3]
     size, co = matrix.shape
     at_once = max(1, _COLUMNS_BYTES // (size * matrix.itemsize))
@@ -111,7 +111,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _overlap(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return a slice of the image and one of the result. The first, times filter element `tap`, adds to the second."""
+    """Return a slice of the image, and the slice of the result to which its products with filter element `tap` add."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

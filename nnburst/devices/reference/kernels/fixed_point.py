@@ -1,8 +1,8 @@
 """Fixed-point arithmetic of LSTM cells with 16-bit gates.
 
-A gate has 3 binary digits before the point and 12 after it. A result of sigmoid or tanh has 15 after it. A difference
-of 1 in a gate can become 8 in the cell's state. So each rounding is the same as in 16-bit vector instructions. This
-gives the same states as on other devices. Arrays are int64.
+A gate has 3 binary digits before the point and 12 after the point. A result of sigmoid or tanh has 15 digits after the
+point. If a gate differs by 1 in the last digit, the cell's state can differ by 8. So each rounding is the same as in
+16-bit vector instructions. This gives the same states as on other devices. Arrays are int64.
 """
 
 from __future__ import annotations

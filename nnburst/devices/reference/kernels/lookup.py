@@ -38,7 +38,10 @@ def hashtable_lookup(call: KernelCall) -> None:
 
 
 def lsh_projection(call: KernelCall) -> None:
-    """LSH_PROJECTION: hash a bit's seed with each slice of the input. The bit is 1 if the weighted sum is above 0."""
+    """LSH_PROJECTION: for each bit, hash its seed with each slice of x. The bit is 1 if the hashes' sum is above 0.
+
+    The sum is weighted if the operation has weights.
+    """
     kind = call.integer("kind")
     count, bits = call.dims("hash")
     powers = 1 << np.arange(bits - 1, -1, -1, dtype=np.int64)

@@ -26,7 +26,7 @@ def max_pool_2d(call: KernelCall) -> None:
 
 
 def _cells(g: WindowGeometry) -> Array:
-    """Return the number of image elements in each window, without padding, as [out h, out w, 1]."""
+    """Return the number of image elements in each window as [out h, out w, 1]. Padding does not count."""
 
     def counts(size: int, filter_: int, stride: int, head: int, out: int) -> Array:
         first = np.arange(out) * stride - head
@@ -44,7 +44,7 @@ def _mean(call: KernelCall, image: Array, g: WindowGeometry, out: Array) -> None
 
 
 def average_pool_2d(call: KernelCall) -> None:
-    """AVERAGE_POOL_2D: mean of each window's elements, without padding."""
+    """AVERAGE_POOL_2D: mean of each window's elements. Padding does not count."""
     g = _geometry(call)
     _mean(call, as_nhwc(call.real("x"), g.nchw), g, as_nhwc(call.real_out(), g.nchw))
 

@@ -122,7 +122,7 @@ def heatmap_max_keypoint(call: KernelCall) -> None:
 
 
 def _top(picture: Array, row: int, column: int) -> tuple[float, float, float]:
-    """Fit a parabola to an element and its neighbours; return the offset of its top, and its height."""
+    """Fit a parabola to an element and its neighbours. Return (x offset, y offset, height) of the parabola's top."""
     last = len(picture) - 1
 
     def around(centre: int) -> list[int]:
