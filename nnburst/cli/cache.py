@@ -36,10 +36,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 )  # fmt: skip
 @click.pass_context
 def cache(context: click.Context, directory: Path | None) -> None:
-    """Show and remove compiled models that are cached in files.
-
-    If a program needs a removed entry, its service compiles the model again.
-    """
+    """Show and remove compiled models that are cached in files."""
     from ..cache.directory import Cache
 
     context.obj = Cache(directory)

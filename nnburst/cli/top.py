@@ -36,8 +36,7 @@ _BRIEF = (0, 1, 4, 5, 9)
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
     """Show running services, including child services, with their models, bursts, resources and limits.
 
-    Without arguments, shows all services of this user. Only root can name services of other users. A narrow terminal
-    gets fewer columns.
+    Without arguments, shows all services of this user. Only root can name services of other users.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)
