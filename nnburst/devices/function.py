@@ -256,6 +256,8 @@ class SentFunction(Struct, frozen=True):
             if isinstance(error, ImportError | AttributeError):
                 why += "; its sandbox has the modules of this program, except those in the home directory itself: move "
                 why += "such a module into a folder"
+            if isinstance(error, NNBurstError):
+                why = f'its module uses nnburst on import ({why}); do that below if __name__ == "__main__":'
             raise GeneralFailure(f"function {self.declaration.name!r} cannot be read in its service: {why}") from error
 
 

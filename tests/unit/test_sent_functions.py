@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -239,6 +240,25 @@ def test_pickle_of_a_function_is_read_in_the_sandbox(sandbox: Any, tmp_path: Pat
         with pytest.raises(GeneralFailure, match=says):
             opened()
     assert (tmp_path / "made").exists() is (sandbox == "off")
+
+
+def test_module_that_opens_a_session_on_import_is_told_to_do_it_as_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "opens_on_import.py").write_text(f"{FILTERS}\nsession = nnburst.Session(double)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    says = r"'double' cannot be read in its service: its module uses nnburst on import .* if __name__ == \"__main__\":"
+    with pytest.raises(GeneralFailure, match=says):
+        importlib.import_module("opens_on_import")
+
+
+def test_service_of_a_module_that_launched_another_on_import_ends_without_a_traceback(tmp_path: Path) -> None:
+    launches = "with nnburst.launch(devices=['nnburst-noop']):\n    pass\n"
+    (tmp_path / "launches_on_import.py").write_text(f"{FILTERS}\n{launches}")
+    with shared_service(tmp_path, f"{tmp_path}/launches_on_import.py:double") as shared:
+        with nnburst.connect(shared.address) as service, service.session("double") as session:
+            assert session.run(None, ONE)[0].tolist() == [2]
+    assert "Traceback" not in shared.log.read_text()
 
 
 def test_shared_service_gets_no_code(tmp_path: Path) -> None:

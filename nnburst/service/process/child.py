@@ -22,7 +22,7 @@ from ...errors import NNBurstError
 from ...watch.page import MOST_ROWS, Page
 from ..host.host import ServiceHost
 from ..host.quotas import PER_USER, Quotas
-from .forked import FUNCTIONS
+from . import forked
 from .limited_log import begin_log
 from .options import ServiceOptions
 from .sandbox import close_door, find_code, log_sandbox
@@ -101,7 +101,7 @@ def serve(options: ServiceOptions) -> int:
             from ...devices.function import FunctionDevice, decode_functions
 
             with open(options.functions, "rb") as sent:
-                of_functions = devices[options.devices.index(FUNCTIONS)]
+                of_functions = devices[options.devices.index(forked.FUNCTIONS)]
                 assert isinstance(of_functions, FunctionDevice)
                 for function in decode_functions(sent.read()):
                     of_functions.add(function)
@@ -120,6 +120,7 @@ def serve(options: ServiceOptions) -> int:
             give_up_rights()
             check(lib.nnb_exit_when_dead(pidfd, -1 if is_worker else sock.fileno()), "watching the client")
 
+        forked.end()  # a function's module may have started a zygote on import, which no sandbox confines
         box = close_door(
             options.sandbox,
             devices,
