@@ -101,10 +101,10 @@ model = b.build()
 ## The table
 
 An entry begins with the operation's name, its number, the first version of NNAPI's HAL with this operation, and the
-types of T. `F16:1.2` means float16 from version 1.2 on. The method of `ModelBuilder` has the operation's name in lower
-case, but IF and WHILE are `branch` and `loop`. `[zero]` means that inputs can have a dimension of size 0. `[onnx]`
-means that `nnburst-onnxruntime` runs the operation ([limits](devices.md#nnapis-operations-on-onnx-runtime)).
-`nnburst-reference` runs all operations.
+types that T stands for. `F16:1.2` means float16 from version 1.2 on. The method of `ModelBuilder` has the operation's
+name in lower case, but IF and WHILE are `branch` and `loop`. `[zero]` means that inputs can have a dimension of size
+zero. `[onnx]` means that `nnburst-onnxruntime` runs the operation
+([limits](devices.md#nnapis-operations-on-onnx-runtime)). `nnburst-reference` runs all operations.
 
 An indented line has the inputs and outputs of the operations above the line. Without an arrow, the output is `out:T`.
 `x?` is an optional operand, `x+` is one operand or more, `x*` any number. `(a | b)` is `a` or `b`. `stride_{w,h}:i32`

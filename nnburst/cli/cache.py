@@ -93,7 +93,7 @@ def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> 
 @cache.command()
 @click.pass_obj
 def path(directory: Cache) -> None:
-    """Print the cache directory, and the directory of this user's key and trust store."""
+    """Print the cache directory and the state directory."""
     from ..cache.files import default_state_directory
 
     with _readable():

@@ -195,8 +195,8 @@ def serve(
 
     FILE.py:FUNCTION is a Python function declared with @declare. The model has the function's name.
 
-    Prints one line when the service is ready. After SIGTERM, the service finishes running executions. On SIGHUP, the
-    service compiles the files of the named models again.
+    Prints one line when the service is ready. After SIGTERM, the service completes executions in progress. On SIGHUP,
+    the service compiles the files of the named models again.
     """
     _settle_environment()
     from ..._core.errno import this_process
