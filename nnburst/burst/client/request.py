@@ -43,13 +43,11 @@ _REFUSALS = {
     ErrorStatus.MISSED_DEADLINE_TRANSIENT: ("no answer {in_time}: the service dropped or ended the run. " + _REMEDY),
     ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: "an output region is too small; .output_shapes of the error tells the sizes",
 }
+INHERITED = "the session was inherited through fork() and belongs to the parent process; open a session in the child"
 
 
 def fork_error() -> BadState:
-    return BadState(
-        "the burst was inherited through fork() and belongs to the parent process; open a session, on a service of its "
-        "own, in the child"
-    )
+    return BadState(INHERITED)
 
 
 def in_time(limit: float | None) -> str:

@@ -16,6 +16,7 @@ from ..._core.deadline import OPENING, Deadline
 from ..._core.leaving import LEAVING, abandon_when_forked, process_lock
 from ..._core.log import warn
 from ..._core.threads import start_daemon
+from ...burst.client.request import INHERITED
 from ...burst.stats import BurstStats
 from ...errors import BadState, DeadObject, Ending, MissedDeadline
 from ...watch.stats import Latency
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ..session import Options
 
 _CLOSED = "the session is closed, or its service is; open another one"
-_INHERITED = "the session was inherited through fork() and belongs to the parent process; open one in the child"
 _MOST_KEPT = 4
 
 
@@ -83,7 +83,7 @@ class BurstPool:
 
     def abandon(self) -> None:
         """Reset the pool in a forked child: refuse new bursts, and drop rings, which the parent uses."""
-        self._refusal, self._attempt, self._rings = _INHERITED, None, {}
+        self._refusal, self._attempt, self._rings = INHERITED, None, {}
 
     def _check_open(self) -> None:
         if self._refusal:
@@ -218,7 +218,7 @@ class BurstPool:
         """End a burst; a later call of another method closes it. Safe in a finaliser."""
         with contextlib.suppress(ValueError):  # removed by `restart`
             self._of_rings.remove(burst)
-        if self._refusal != _INHERITED:
+        if self._refusal != INHERITED:
             burst.controller.hang_up()
         self._ended.append(burst)
 
