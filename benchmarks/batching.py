@@ -59,7 +59,7 @@ Pair = tuple[Rows, Rows]
 
 
 def measure_rows(model: Path, numbers: Sequence[int], seconds: float, turns: int) -> Iterator[list[Pair]]:
-    """Measure with several numbers of clients that run as fast as they can. Yield the results of each turn."""
+    """Measure each number of clients. The clients run as fast as they can. Yield the results of each turn."""
     named = ["--model", f"model={model.resolve()}"]
     with contextlib.ExitStack() as stack:
         alone, batched = (stack.enter_context(shared_service(*named, *options)) for options in (ALONE, BATCHES))

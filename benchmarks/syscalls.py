@@ -52,7 +52,7 @@ def _plain(stats: Any) -> dict[str, Any]:
 
 
 def _strace(count: int, polling_window: float) -> Counter[str]:
-    """Return the number of each system call during a run, including the service's."""
+    """Run this program under strace. Return the count of each system call, of client and service together."""
     with tempfile.TemporaryDirectory() as directory:
         summary = Path(directory) / "summary"
         command = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(summary), sys.executable, __file__]

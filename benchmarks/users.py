@@ -69,7 +69,7 @@ def endless_model() -> Model:
 
 
 def client(stack: contextlib.ExitStack, uid: int, does: Callable[..., None], *arguments: Any) -> Program:
-    """Start a process of a user that calls `does` for a given number of seconds, on request."""
+    """Start a process of user `uid`. On request, the process calls `does` for a given number of seconds."""
     return Program(stack, _program, uid, does, *arguments)
 
 

@@ -67,7 +67,6 @@ def _python_type(c_type: str) -> str:
 
 
 def _arguments(text: str) -> list[str]:
-    """Return the stub parameters for a C parameter list."""
     if text.strip() in ("", "void"):
         return []
     out: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def watch_others(cpus: Collection[int]) -> Callable[[], float]:
-    """Return a function that returns the share of CPU time taken by other programs and the host since now."""
+    """Return a function that returns the share of CPU time that other programs and the host took since this call."""
     start, busy = time.monotonic(), _busy_seconds(cpus) - _own_seconds()
 
     def share() -> float:

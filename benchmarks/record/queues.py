@@ -29,7 +29,7 @@ _FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
 
 @cache
 def _library() -> Any:
-    """Compile the measurement with the C core, with the options of the package."""
+    """Compile the measurement together with the C core, using the package's compiler options."""
     ffi = FFI()
     ffi.cdef("int bench_queue(int, int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t *);")
     with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:

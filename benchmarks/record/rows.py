@@ -48,7 +48,7 @@ def _open_shared() -> Iterator[Subject]:
 
 
 def _sink_server(connection: Any) -> Generator[None, None, None]:
-    """Receive a payload and answer with 32 bytes, like the burst rows."""
+    """Receive a payload and answer with 32 bytes, as in the rows of bursts."""
     receive, send = connection.recv_bytes, connection.send_bytes
     yield
     while True:

@@ -117,7 +117,14 @@ def allocate_buffer(
 def merge_role(
     place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Merge the dimensions of a buffer and of a role's operand. Raises `InvalidArgument` if they conflict."""
+    """Merge a buffer's dimensions with the dimensions of a role's operand. Return the result.
+
+    Args:
+        first: Operand of the first role, whose type and quantisation the operand must have; None for the first role.
+
+    Raises:
+        InvalidArgument: The dimensions, types or quantisations conflict.
+    """
     if first is not None and operand.meaning != first.meaning:
         raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
     if dimensions and operand.is_scalar:
@@ -185,7 +192,7 @@ class BoundBuffers:
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written_dimensions(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
-        """Return the dimensions of each output that lies in a buffer. `result` is what the kernel returned."""
+        """Return the dimensions of each output that lies in a buffer. `result` is the kernel's result."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []

@@ -20,7 +20,7 @@ from ..model.types import OperandDesc
 
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16
-"""First ONNX element type that NumPy lacks, as a ``TensorProto.DataType``."""
+"""Lowest ``TensorProto.DataType`` of an element type that NumPy lacks."""
 
 
 class ElementType(Struct, frozen=True):

@@ -42,7 +42,7 @@ _HIGHEST_RANK = 64
 class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
     """The elements of a tensor, stored as ONNX Runtime stores them. Strings are UTF-8, each followed by a NUL.
 
-    `offsets` has the beginning of each string, and the end of the last one.
+    `offsets` contains the position of each string's first byte, and the end of the last string.
     """
 
     element: int

@@ -163,7 +163,7 @@ def _check_kind(fd: int) -> None:
 
 
 class FenceSignal:
-    """The sender of a fence. If this object is deleted, or its process ends, before `set`, the fence is in error.
+    """The object that signals a fence. If it is deleted or its process ends before `set`, the fence is in error.
 
     As a context manager, this object calls `fail` at the end of the block.
 

@@ -30,7 +30,7 @@ class FencedInfo(Struct, frozen=True):
     """The outcome of a fenced execution.
 
     Attributes:
-        status: The status of the run, or of the wait for fences if that failed.
+        status: The status of the run, or of the wait for fences if the wait failed.
         launched: Timing of the run. Its ``time_in_driver`` counts from the launch. Empty unless requested.
         fenced: Timing of the run. Its ``time_in_driver`` counts from the signal of the last fence. Empty unless
             requested.
@@ -62,7 +62,7 @@ class FencedExecution(abc.ABC):
 
 
 def check_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
-    """Check the fences and the time limit of a fenced execution; return the fences."""
+    """Check the fences and the time limit of a fenced execution. Return the fences as a tuple."""
     if duration_ns < 0:
         raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
     for position, fence in enumerate(wait_for):

@@ -131,8 +131,8 @@ def declare(
     Args:
         inputs: Inputs in the order of the function's parameters.
         outputs: Outputs, at least one.
-        name: Name by which clients open the function; None for the function's own name. It must not end like the name
-            of a model file.
+        name: Name by which clients open the function; None for the function's own name. The name must not end with
+            ``.onnx`` or ``.tflite``.
         needs: Rights that the function needs while it runs, besides reading code. The sandbox refuses all others.
 
     Returns:

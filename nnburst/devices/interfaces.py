@@ -52,7 +52,7 @@ class CacheFiles(Struct, frozen=True):
         model_fds: Descriptors of model files, as many as the device needs. In a message, a number here is a position
             in the list of descriptors that are sent with the message.
         data_fds: Descriptors of data files, like `model_fds`.
-        cache_key: Name of the cache entry, of 32 bytes.
+        cache_key: Name of the cache entry (32 bytes).
         fingerprint: Digest of the model (32 bytes), or empty. A device refuses an entry whose model has another digest.
         staged: True if the client publishes the files after a save and then calls `Device.confirm_cache`.
         place_fds: Empty, or one descriptor of the directory where a save replaces the entry of this key.
@@ -156,7 +156,8 @@ class PreparedModel(abc.ABC):
         overrides this method.
 
         Args:
-            request: Arguments. All dimensions of outputs are known; the memory stays open until the execution ends.
+            request: Arguments. All dimensions of outputs must be known. The memory must stay open until the execution
+                ends.
             wait_for: Fences, which the caller keeps and closes.
             options: Options of the run. The deadline also limits the wait for fences.
             duration_ns: Time limit in nanoseconds after the signal of the last fence; 0 for none.

@@ -53,7 +53,7 @@ class NamedDevice(Device):
     ``NAME:2`` is version 2 of a model, and ``NAME`` alone is the model's newest version.
 
     Args:
-        devices: Devices that compile and run published models, owned by the caller.
+        devices: Devices that compile and run published models. The caller closes the devices.
     """
 
     name = "nnburst-named"

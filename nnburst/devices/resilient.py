@@ -1,7 +1,8 @@
 """A device that reconnects after the death of its process.
 
 The new device must have the old one's name, version, type, extensions, capabilities and numbers of cache files,
-because the caller's decisions depend on them. For a changed device, the caller has to make a new object.
+because the caller's decisions depend on them. If any of these has changed, the caller has to make a new
+`ResilientDevice`.
 """
 
 from __future__ import annotations

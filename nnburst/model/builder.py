@@ -102,7 +102,7 @@ class PoolOptions(TypedDict, total=False):
 
 
 class ModelBuilder(OperationMethods):
-    """A builder of models, from arrays or operand indexes.
+    """A builder that makes a `Model`, operation by operation.
 
     Methods return operands. An operand is an argument of later calls, and supports operators such as ``+``. Arrays
     become constants.
@@ -795,7 +795,7 @@ class ModelBuilder(OperationMethods):
     # -- extensions -------------------------------------------------------------------------------------------
 
     def extension_code(self, name: str, number: int) -> int:
-        """Return this model's code of an extension's operand type or operation.
+        """Return the code that an extension's operand type or operation has in this model.
 
         Args:
             name: Name of the extension, such as ``"com.example.fibonacci"``.
@@ -958,7 +958,6 @@ class ModelBuilder(OperationMethods):
         self._operands[index] = replace(self._operands[index], lifetime=lifetime, location=location)
 
     def _constant_value(self, index: int) -> Array | None:
-        """Return an operand's constant value; None if unknown."""
         operand = self._operands[index]
         if index in self._arrays or operand.lifetime != Lifetime.CONSTANT_REFERENCE:
             return self._arrays.get(index)

@@ -1,6 +1,7 @@
 """Types of the operation table's rows, and views that give access to an operation's inputs by name.
 
-Validation, the builder and devices use these views. Each of them knows different dimensions and values.
+Validation, the builder and devices use these views. Some views know more dimensions and values than others: a device
+knows all of them during a run.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Part(Struct, frozen=True):
     """A part of a model. One device runs the part as a separate model.
 
     Attributes:
-        device: The caller's number of the device.
+        device: Number of the device in `chosen`; see `split_model`.
         operations: Indexes of the part's operations in the main subgraph, in running order.
         model: The part as a model, which shares the whole model's constants.
         inputs: Indexes of operands in the main subgraph, one per input of `model`.

@@ -18,10 +18,10 @@ class BrokenBurst(DeadObject, BrokenExecutor):
 
 
 class BurstExecutor(ThreadPoolExecutor):
-    """Executor for ``session.run``, with as many threads as the session's ``concurrency``.
+    """An executor for ``session.run``, with as many threads as the session's ``concurrency``.
 
-    For programs that use executors: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,
-    ``loop.run_in_executor``. Calls that wait for a thread can be cancelled.
+    Use it like any other executor: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,
+    ``loop.run_in_executor``. A call that still waits for a thread can be cancelled.
 
     Args:
         session: The session, which must outlive the executor.

@@ -41,7 +41,7 @@ def launch(
     warm: bool = False,
     sandbox: SandboxMode = "on",
 ) -> Service:
-    """Start and return a service process, which ends with this process.
+    """Start a service in a child process, and return it. The service ends with this process.
 
     Args:
         devices: Names of the service's devices, in order of preference.

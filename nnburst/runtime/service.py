@@ -34,7 +34,7 @@ DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
-"""The devices of a service by default, if installed. ONNX Runtime is loaded for the first model that needs it."""
+"""Default devices of a service. ONNX Runtime, if installed, is loaded for the first model that needs it."""
 
 
 _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()
@@ -187,7 +187,10 @@ class Service(OneProcess, Closing):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The sandbox: ``mode``, rights ``granted``, protection ``missing``. None if the service is in this process."""
+        """The sandbox: its ``mode``, the rights ``granted`` to devices, and the protection ``missing`` here.
+
+        None if the service is in this process.
+        """
         return self._backend.sandbox
 
     @property

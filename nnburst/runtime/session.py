@@ -267,7 +267,7 @@ class Session(OneProcess, Closing):
             inputs: Arrays by name, of exactly the input's dtype and shape (see `get_inputs`). Inputs with a default
                 (see `get_overridable_initializers`) are optional. A number or list of numbers becomes an array of the
                 input's dtype if the dtype can represent all numbers.
-            timeout: Time limit of this run in seconds; None for no limit. By default, the session's.
+            timeout: Time limit of this run in seconds; None for no limit. By default, the session's ``timeout``.
 
         Returns:
             New arrays, one per name.
@@ -360,8 +360,8 @@ class Session(OneProcess, Closing):
         run an execution; other threads get `BadState`. Executions do not wait for each other: if the burst is busy, an
         execution moves to a free burst, or opens another.
 
-        The arguments are those of `nnapi.Burst.bind`, with the same errors. The default timeout of runs is the
-        session's. `bind` takes at most `open_timeout` seconds.
+        The arguments are those of `nnapi.Burst.bind`, with the same errors. By default, runs have the session's
+        ``timeout``. `bind` takes at most ``open_timeout`` seconds.
         """
 
         def bound() -> Execution:
@@ -419,7 +419,7 @@ class Session(OneProcess, Closing):
         Args:
             inputs: Dicts of arrays by name, as for `run`. The iterable is read while the service runs earlier inputs.
             batch: Rows (elements of the first dimension) per run, for models whose inputs all have a symbolic first
-                dimension. Each of the `inputs` has one or more rows, and its outputs have as many.
+                dimension. Each of the `inputs` has one or more rows, and its outputs have the same number of rows.
             timeout: See `run`. The time begins when the service gets the run.
             on_error: ``"raise"``: stop at the first wrong input or failed run, after all earlier outputs. ``"return"``:
                 yield the error in place of the outputs, and continue. The message contains the index of the input.

@@ -203,7 +203,7 @@ class SessionOptions:
         _api.call("AddInitializer", self.handle, name.encode(), value.handle)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Supply tensors that the graph expects in external files. They must exist until the session is created."""
+        """Supply tensors that the graph expects in external files. The tensors must exist until the session does."""
         texts = [ffi.new("char[]", name.encode()) for name in names]
         handles = ffi.new("void *[]", [value.handle for value in values])
         _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))

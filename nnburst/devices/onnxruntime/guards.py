@@ -160,7 +160,7 @@ class _Guarding:
             self._nodes.append(node)
 
     def _is_filled(self, name: str, axis: int | None = None) -> bool:
-        """Return True if all sizes, except that of `axis`, are known and not 0."""
+        """Return True if all sizes of a value, except along `axis`, are known and not 0."""
         shape = self._shape(name)
         if shape is None or (axis is not None and not -len(shape) <= axis < len(shape)):
             return False

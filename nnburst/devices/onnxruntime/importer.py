@@ -197,7 +197,7 @@ def _shape(tensor: Any) -> OpenShape:
 
 
 def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield each tensor in any part of a model, and True if it is an initializer of the outermost graph."""
+    """Yield (tensor, True if it is an initializer of the outermost graph) for each tensor in any part of a model."""
     leaf = messages().TensorProto.DESCRIPTOR
     graph, todo = proto.graph, [proto]
     while todo:

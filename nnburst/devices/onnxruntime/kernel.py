@@ -35,7 +35,7 @@ _NOTHING = np.empty(1, np.uint8)
 _LEAST_ROOM = 4096
 """Minimum size of the copy of an argument with unknown dimensions, unless the client's region is smaller."""
 _PRIVATE = 4
-"""Bytes of private memory counted per byte of an encoded input. A string's offset (8 bytes) can need 32 bytes."""
+"""Bytes of private memory counted per byte of an encoded input. An empty string (8 encoded bytes) can need 32 bytes."""
 _TENSOR = 1024
 """Bytes of private memory counted for each tensor in an encoded input, besides its elements."""
 

@@ -34,7 +34,12 @@ def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelS
 
 
 def quantise(steps: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
-    """Quantise multiples of the scale: round halves away from zero, then clip."""
+    """Return the stored values for multiples of the scale: round halves away from zero, then clip.
+
+    Args:
+        steps: The multiples: real values divided by the scale.
+        code: The fused activation, which limits the result.
+    """
     low, high = activation_limits(operand, code)
     return np.asarray(np.clip(round_half_away(steps) + operand.zero_point, low, high))
 

@@ -25,7 +25,7 @@ _PASSING = {
     ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: CacheReason.BUSY,
     ErrorStatus.DEVICE_UNAVAILABLE: CacheReason.BUSY,
 }
-"""Cache reasons by the status of failed restorations."""
+"""The cache reason for the status of a failed restoration. Any other status is an IO_ERROR."""
 
 
 class CacheReport(Struct, frozen=True):
@@ -116,7 +116,6 @@ class _Attempt:
         return None
 
     def compile(self, files: CacheFiles | None) -> PreparedModel:
-        """Compile, and save into `files`."""
         started = time.perf_counter()
         try:
             prepared = self._job.device.prepare_model(self._job.model, replace(self._job.asked, cache=files))

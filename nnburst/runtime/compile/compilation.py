@@ -127,7 +127,7 @@ class Compilation(OneProcess, Closing):
         sleep instead of polling, unless the burst has a `polling_window`.
 
         Args:
-            preference: A member, or its name.
+            preference: An `ExecutionPreference`, or its name.
 
         Raises:
             InvalidArgument: The preference is unknown.
@@ -147,7 +147,7 @@ class Compilation(OneProcess, Closing):
         Raises the same errors as `set_preference`.
 
         Args:
-            priority: A member, or its name.
+            priority: A `Priority`, or its name.
         """
         self._check_open()
         self._priority = member(Priority, priority, "priority")

@@ -213,9 +213,9 @@ def _open(path: str, directory: str | None) -> Memory:
     """Open a file for reading only.
 
     Args:
-        path: Path of a model, or of a file with external data, relative to `directory`.
-        directory: Directory that must contain the file; None for a model. The file can be a symbolic link to any place,
-            as in the caches of model hubs.
+        path: Path of a model file. With a `directory`, path of a file with external data, relative to the directory.
+        directory: Directory that must contain the file; None for a model file. The file can be a symbolic link to any
+            place, as in the caches of model hubs.
 
     Raises:
         InvalidArgument: The file does not exist, or is outside the directory.

@@ -33,7 +33,7 @@ class Argument(Struct, frozen=True):
 
     Attributes:
         room: Bytes reserved for the argument in the execution's own memory.
-        memories: Other memory for the argument: one, or two that runs use alternately.
+        memories: Other memories that contain the argument: one, or two that runs use alternately.
         offset: First byte of the argument in `memories`.
         length: Bytes in use; 0 for a whole device buffer.
         dimensions: Dimensions of the argument; empty for the model's dimensions.

@@ -26,7 +26,7 @@ _MOST_DATUMS = 1 << 16
 
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
-"""NumPy kinds of the numbers that an input accepts in a list, by the kind of the input's dtype."""
+"""By ``dtype.kind`` of an input: the kinds of the Python numbers that the input accepts."""
 _DLPACK_CPU = 1
 _LEAST_ROOM = 8
 """Binary logarithm of the minimum bytes of an encoded input."""

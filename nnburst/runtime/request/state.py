@@ -199,7 +199,7 @@ def steps_of(
     """Return the description of a request's steps.
 
     Args:
-        rooms: Names of outputs whose shapes may differ from the model's.
+        rooms: Names of outputs whose shapes may differ from the shapes in the model.
 
     Raises:
         InvalidArgument: An output's shape is unknown before the run, or an input is not an array of numbers.

@@ -231,7 +231,7 @@ class _Batches:
         """Copy an input into the batch, if there is room.
 
         Returns:
-            The input's number of rows; None if the shape of a row differs from the batch's.
+            The input's number of rows; None if its rows have another shape than the batch's rows.
 
         Raises:
             InvalidArgument: The input does not fit the model.

@@ -101,7 +101,7 @@ class BurstPool:
         return burst
 
     def restart(self, compilation: Compilation) -> None:
-        """Replace dead bursts by a burst on a new compilation, to which executions move at their next run."""
+        """Replace dead bursts by a burst on a new compilation. Executions move to this burst at their next run."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
         self._bursts, self._of_rings, self._rings = bursts, [], {}
@@ -116,7 +116,7 @@ class BurstPool:
     def recover(self, dead: Burst) -> bool:
         """Wait until dead bursts are replaced. Return False if no restart is allowed.
 
-        One thread does the work for all callers, whose deadlines can be shorter.
+        One thread does the work for all callers. A caller stops waiting at its own deadline.
 
         Raises:
             DeadObject: The model could not be opened again. The next call tries once more.

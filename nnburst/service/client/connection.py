@@ -103,13 +103,13 @@ def _same(place: Place) -> Place:
 
 
 class ServiceConnection(OneProcess, Closing):
-    """A client's view of a service. Context manager.
+    """A client's connection to a service, with proxies of the service's devices. Context manager.
 
     Args:
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves. This object closes it.
         child: The service's process, if this object is to start it; None if the service runs already.
         timeout: Seconds that the service may take to answer the first message.
-        broker: Handler of the service's calls. Given if the service is a worker and this process is its broker.
+        broker: Handler of the calls that the service makes, if the service is a worker and this process is its broker.
         own: True to run this process's own models. A shared service runs them in a separate process.
         dial_own: Function that opens another connection to the service, with ``own=True``.
 

@@ -125,7 +125,6 @@ class Outbox:
         return now < self._refused_since + self.send_timeout
 
     def _check_received(self) -> None:
-        """Check whether the last answer with descriptors was received."""
         if self._unread is not None:
             message, before, _ = self._unread
             since = self._sent - before  # read before the kernel's count, so that bytes sent in between do not count

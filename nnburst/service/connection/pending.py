@@ -126,7 +126,7 @@ class PendingCalls:
         self._unattended: deque[PendingCall] = deque()
 
     def add(self, pending: PendingCall, *, is_attended: bool) -> None:
-        """Add a call to the queue of unsent calls."""
+        """Queue a call that is not sent yet. `is_attended`: True if a caller waits for the answer."""
         (self._attended if is_attended else self._unattended).append(pending)
 
     def admit(self) -> Iterator[PendingCall]:

@@ -136,7 +136,7 @@ class Serving:
         handler: Object with the methods that `CALLS` names for this side. Optional methods: `admit(call)` runs before
             each call, and `rank(message)` orders waiting calls. `charge_answer(nbytes, n_fds)` charges an answer, and
             returns a function that releases the charge.
-        workers: Threads for calls that do not compute, and threads for calls that do.
+        workers: Threads for calls that do not compute, and threads for calls that compute.
         outbox: Queue of the answers.
         mailbox: The owner's mailbox.
         break_off: Function that ends the connection for a given reason.

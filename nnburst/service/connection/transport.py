@@ -264,7 +264,7 @@ class Connection:
         return given_up
 
     def release(self, message: Message) -> None:
-        """Release an object of the other side, and wait for the answer, for at most `_patience` seconds.
+        """Release an object of the other side, and wait for the answer for a limited time.
 
         Raises the same errors as `call`. After an error, the other side may release the object later.
         """

@@ -184,7 +184,6 @@ def _add_model(
     label: str,
     counted: Sequence[str],
 ) -> int:
-    """Add a model to the connection's table, and return its number."""
     owned.callback(prepared.close)
     row = client.open_row(RowKind.MODEL, label)
     owned.callback(row.close)

@@ -119,7 +119,7 @@ class Ledger:
 
     Args:
         owner: Name of the owner, for error messages.
-        above: A second ledger to charge, such as the user's.
+        above: A second ledger to charge, such as the ledger of the user.
         row: Row of statistics that shows the amounts in use.
     """
 

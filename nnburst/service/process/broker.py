@@ -57,7 +57,7 @@ class AccessPolicy(Struct, frozen=True):
 
     @property
     def wider(self) -> bool:
-        """True if users other than the service's own and root may connect."""
+        """True if users other than the service's user and root may connect."""
         return bool(self.uids or self.gids)
 
     def admits(self, peer: Peer) -> bool:
@@ -100,7 +100,7 @@ class Broker:
         self._numbers = itertools.count(1)
         self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._awaited: dict[int, AcceptedClient] = {}
-        """By descriptor, clients that have still to send hello, and dismissed clients that have still to disconnect."""
+        """By descriptor: clients that have not sent `Hello` yet, and dismissed clients that are still connected."""
         self._new: deque[tuple[float, Charge]] = deque()
         """(time, charge) of each recent connection."""
         self._jobs: deque[Callable[[], None]] = deque()
@@ -392,7 +392,7 @@ def _signals(wake_fd: int) -> Iterator[None]:
 
 
 def activated_sockets() -> list[socket.socket]:
-    """Return the listening sockets that a service manager passed, and delete its variables (``LISTEN_FDS`` and others).
+    """Return the listening sockets that a service manager passed. Delete the environment variables that describe them.
 
     Raises:
         BadState: A passed descriptor is not a listening SOCK_SEQPACKET socket.

@@ -30,7 +30,7 @@ from ...errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadli
 
 RUNTIME_VARIABLE = "NNBURST_RUNTIME_DIR"
 SYSTEM_DIRECTORY = Path("/run/nnburst")
-"""The directory of the system's services, searched after the user's own."""
+"""The directory of the system's services, searched after the user's own directory."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "unix:"
@@ -235,7 +235,11 @@ def _open_lock(path: Path, flags: int) -> int:
 
 
 def _open_removed(path: Path) -> int:
-    """Open a removed lock file that a process of this user still has open. `FileNotFoundError` if there is none."""
+    """Open a removed lock file that a process of this user still has open.
+
+    Raises:
+        FileNotFoundError: No process of this user has the file open.
+    """
     removed = f"{os.path.realpath(path)} (deleted)"
     for link in glob.iglob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

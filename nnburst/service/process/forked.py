@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .options import ServiceOptions
 
 FUNCTIONS = "nnburst-function"
-"""The device for Python functions. Without a suffix, it runs functions that the client sends."""
+"""Name of the device for Python functions. Without options after the name, it runs functions that the client sends."""
 _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 """Devices whose modules the zygote may import, because they start no thread."""
 _OWN = "NNBURST_"

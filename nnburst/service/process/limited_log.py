@@ -23,7 +23,7 @@ LONGEST = 4000
 """Maximum characters of a line with its traceback; the rest is cut off."""
 _BYTES = 4 * LONGEST
 _LAST_WORDS = 1 << 16
-"""Bytes that fit into a pipe."""
+"""Maximum bytes of output to read after a process has ended: as many as fit into a pipe."""
 _OWN_LINE = re.compile(r"nnburst service \d+: (DEBUG|INFO|WARNING|ERROR|CRITICAL): (.*)")
 
 

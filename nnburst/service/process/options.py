@@ -100,7 +100,7 @@ class Scheduling:
         """Raise this thread's priority while `watcher` runs. `watcher` starts a thread that can end this process.
 
         The new thread inherits the higher priority, so it runs even if a device never yields its CPU. If the system
-        refuses the higher priority, `watcher` runs at the present one.
+        refuses the higher priority, `watcher` runs at the present priority.
         """
         if self.policy:
             with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         devices: Names of devices.
-        log_level: A number of `logging`.
+        log_level: Level of the log, as a number of `logging`.
         quotas: Quotas of a connection that differ from the defaults of `Quotas`.
         max_run, max_compile: Seconds that one run, or one compilation, may take; None for no limit.
         scheduling: Scheduling of the service's threads.
@@ -177,7 +177,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str, **others: Any) -> ServiceOptions:
-        """Parse options from JSON, and replace those that `others` names."""
+        """Parse options from JSON. The fields in `others` replace parsed ones."""
         return _read({**json.loads(text), **others})
 
 

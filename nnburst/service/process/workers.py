@@ -302,7 +302,7 @@ class WorkerPool:
     def add_client(self, client: AcceptedClient, *, own: bool = False) -> None:
         """Hand a client to a worker, and start the worker if needed.
 
-        With `own`, this is the worker that runs the client's own models; otherwise, the shared worker.
+        If `own`, the client goes to the worker that runs its own models; otherwise, to the shared worker.
         """
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
@@ -387,7 +387,7 @@ class WorkerPool:
             self._part(worker, reason)
 
     def kill(self, worker: Worker, reason: str = "") -> None:
-        """End a worker, and tell its clients the reason. A worker that is still starting is left until it is idle."""
+        """End a worker, and tell its clients the reason. Do nothing to a worker that is still starting."""
         if worker.service is not None:
             self._part(worker, reason)
             worker.service.kill()

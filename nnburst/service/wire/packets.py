@@ -193,7 +193,7 @@ class Outgoing:
 
 
 def unread_bytes(sock: socket.socket) -> int:
-    """Return the bytes that unread datagrams take in the kernel, including its overhead."""
+    """Return the bytes that unread datagrams take in the kernel, including the kernel's overhead."""
     answer = array.array("i", [0])
     fcntl.ioctl(sock, termios.TIOCOUTQ, answer)
     return answer[0]

@@ -24,7 +24,7 @@ def to_16_bits(values: Array) -> Array:
 
 
 def divide(values: Array, digits: int) -> Array:
-    """Divide by 2^digits, rounding halves away from zero. Negative `digits` multiply."""
+    """Divide by 2^digits, rounding halves away from zero. If `digits` is negative, this is a multiplication."""
     if digits <= 0:
         return values << -digits
     half = 1 << (digits - 1)
@@ -128,10 +128,10 @@ def _table(name: str, whole: int) -> Array:
 
 
 def sigmoid(a: Array) -> Array:
-    """Return 1 / (1 + exp(-a)). `a` has 3 binary digits before the point, and the result has 15 after it."""
+    """Return 1 / (1 + exp(-a)). `a` has 3 binary digits before the point. The result has 15 digits after the point."""
     return np.asarray(_table("sigmoid", 3)[a + 2**15])
 
 
 def tanh(a: Array, whole: int = 3) -> Array:
-    """Return tanh(a). The 16-bit `a` has `whole` binary digits before the point, and the result has 15 after it."""
+    """Return tanh(a) with 15 binary digits after the point. The 16-bit `a` has `whole` digits before the point."""
     return np.asarray(_table("tanh", whole)[a + 2**15])

@@ -66,7 +66,10 @@ def lsh_projection(call: KernelCall) -> None:
 
 
 def random_multinomial(call: KernelCall) -> None:
-    """RANDOM_MULTINOMIAL: draw from distributions, given as logarithms. If all seeds are 0, every run is different."""
+    """RANDOM_MULTINOMIAL: draw from distributions. The input contains logarithms of their probabilities.
+
+    If all seeds are 0, every run is different.
+    """
     samples = call.integer("samples")
 
     def function(logits: Array, seeds: Array) -> Array:

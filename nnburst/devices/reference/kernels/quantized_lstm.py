@@ -60,9 +60,10 @@ def quantized_16bit_lstm(call: KernelCall) -> None:
 
 
 def quantized_lstm(call: KernelCall) -> None:
-    """QUANTIZED_LSTM: int8 inputs and weights; each gate has a scale before its layer normalisation.
+    """QUANTIZED_LSTM: an LSTM with int8 inputs and weights.
 
-    Each product is rounded to 16 bits before the next is added. Without a projection, the output is the hidden state.
+    With layer normalisation, each gate has its own scale before the normalisation. Each product is rounded to 16 bits
+    before the next product is added. Without a projection, the output is the hidden state.
     """
     kinds = [f"{kind}_{gate}" for kind in "wrpbn" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", "proj", "proj_bias", *kinds])

@@ -67,7 +67,7 @@ def tile(call: KernelCall) -> None:
 
 
 def pad(call: KernelCall) -> None:
-    """PAD with the zero point, PAD_V2 with a given value (a stored value for quantised data)."""
+    """PAD: pad with the zero point. PAD_V2: pad with a given value (a stored value for quantised data)."""
     x, out = call.array("x"), call.out()
     value: Any = call.operand("x").zero_point if call.info.is_quantised else 0
     if call.count("value"):
