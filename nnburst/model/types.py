@@ -270,8 +270,8 @@ class Capabilities(Struct, frozen=True):
     """A device's declared speed. ``operand_performance`` is sorted by operand type.
 
     Attributes:
-        operation_time: Fixed time of each operation, added to the time for its multiplications and additions. The unit
-            is the baseline's time for one multiplication and addition.
+        operation_time: Fixed time of each operation. The unit is the baseline's time for one multiplication and
+            addition.
     """
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()

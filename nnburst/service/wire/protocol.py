@@ -78,14 +78,14 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sandbox(Value, frozen=True, omit_defaults=True):
-    """The sandbox of a service process, as the process reports it.
+    """The sandbox of a service process.
 
     Attributes:
         mode: ``"strict"``, ``"on"`` or ``"off"``.
-        landlock: Version of the kernel's Landlock, which limits files, ports and processes; 0 if it is not in force.
+        landlock: Version of Landlock, which limits files, ports and processes; 0 if Landlock is off.
         seccomp: True if the process is limited to a list of system calls.
-        granted: Needs that the devices have declared, one sentence each.
-        missing: Parts of the sandbox that this kernel, or this container, lacks.
+        granted: Needs of the devices, one sentence each.
+        missing: Parts of the sandbox that the kernel or container lacks.
     """
 
     mode: Name
@@ -201,9 +201,9 @@ class Done(Message, tag="done", frozen=True):
 
 
 class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
-    """The reply of a failed call, which the caller raises as an exception of `errors.py`.
+    """The reply of a failed call.
 
-    `cache`: the reason why cache files were not accepted.
+    `cache`: the reason for refusing cache files.
     """
 
     status: Annotated[int, msgspec.Meta(ge=1, le=8)]
@@ -213,9 +213,9 @@ class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
 
 
 class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
-    """Opens a connection. Each connection begins with this call.
+    """Opens a connection.
 
-    `own`: True for a connection that runs the client's own models, on devices in `ListDevicesReply.apart`.
+    `own`: true for a connection that runs the client's own models.
     """
 
     version: tuple[Id, Id]
@@ -224,10 +224,7 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 
 
 class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
-    """The reply to `Hello`.
-
-    `sandbox`: the service's sandbox.
-    """
+    """The reply to `Hello`."""
 
     version: tuple[Id, Id]
     pid: Id
@@ -263,7 +260,7 @@ class ListModelsReply(Message, tag="list_models.reply", frozen=True, omit_defaul
 
 
 class GetDeviceStatus(Message, tag="get_device_status", frozen=True):
-    """Asks for the status of a device: available, busy or offline."""
+    """Asks for the status of a device."""
 
     device: Id
 
@@ -322,7 +319,7 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
     """The reply to `PrepareModel`.
 
-    `cache`: the result of saving cache files; `takes_steps`: True if a slot of a burst may stand for a number of steps.
+    `takes_steps`: true if a slot of a burst may name a `Steps`.
     """
 
     prepared_model: Id
@@ -465,8 +462,8 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
     """The reply to `ConfigureBurst`.
 
-    `cpus`: CPUs on which the listening thread may run. `pipelined`: True if the client may send a request before
-    earlier requests are answered. The client then has a bell.
+    `cpus`: CPUs on which the listening thread may run; `pipelined`: true if the client may send a request before
+        earlier requests are answered. The client then has a bell.
     """
 
     burst: Id
