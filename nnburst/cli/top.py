@@ -36,7 +36,8 @@ _BRIEF = (0, 1, 4, 5, 9)
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
     """Show running services, including child services, with their models, bursts, resources and limits.
 
-    Without arguments, shows all services of this user. Only root can name services of other users.
+    Without arguments, shows all services of this user. Only root can name services of other users. "..." in the last
+    line stands for rows that the terminal has no room for: name services, or use --once.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)
@@ -143,22 +144,20 @@ def _table(reports: Sequence[dict[str, Any]], width: int) -> RenderableType:
     shown = _BRIEF if width < 120 else range(len(_HEADINGS))
     for i in shown:
         table.add_column(_HEADINGS[i], justify="right", no_wrap=True)
+    accounts = Table("account of", "client", box=None, pad_edge=False, header_style="bold")
+    most = 3 if width < 120 else None
+    for heading in ("memory", "processors", "threads", "descriptors", "log lines")[:most]:
+        accounts.add_column(heading, justify="right", no_wrap=True)
     for service in reports:
-        who = f"{service['name'] or 'child'} ({service['pid']})"
-        table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service, shown), style="bold")
+        who = Text(f"{service['name'] or 'child'} ({service['pid']})")
+        table.add_row(who, "", _count(len(service["models"])), *_cells(service, shown), style="bold")
         for model in service["models"]:
             label = Text(model["label"], overflow="fold")  # no markup: another process wrote it
             for burst in model["bursts"]:
                 table.add_row("", _client(burst), label, *_cells(burst, shown))
             if not model["bursts"]:
                 table.add_row("", _client(model), label, *_cells(model, shown), style="dim")
-    accounts = Table("account of", "client", box=None, pad_edge=False, header_style="bold")
-    most = 3 if width < 120 else None
-    for heading in ("memory", "processors", "threads", "descriptors", "log lines")[:most]:
-        accounts.add_column(heading, justify="right", no_wrap=True)
-    for service in reports:
-        who = f"{service['name'] or 'child'} ({service['pid']})"
-        accounts.add_row(Text(who), "", *_account(service["process"])[:most], style="bold")
+        accounts.add_row(who, "", *_account(service["process"])[:most], style="bold")
         for client in service["clients"]:
             accounts.add_row("", _client(client), *_account(client)[:most])
     return Group(table, "", accounts)
