@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, Never, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -121,7 +121,7 @@ class Declaration(Struct, frozen=True):
 
 
 def declare(
-    *, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
+    *args: Never, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
 ) -> Callable[[Function], Function]:
     """Declare a function's tensors, so that a service can offer it.
 
@@ -149,6 +149,8 @@ def declare(
         >>> total(np.ones(3, np.float32))
         array([3.], dtype=float32)
     """
+    if args:
+        raise InvalidArgument("write @nnburst.declare(inputs=[nnburst.Tensor(…)], outputs=[…]) above the function")
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
         if not isinstance(tensors, tuple | list) or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise InvalidArgument(f"{what} is {tensors!r}; give a list of nnburst.Tensor(name, dtype, shape)")
