@@ -121,7 +121,7 @@ class Declaration(Struct, frozen=True):
 
 
 def declare(
-    *args: Never, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
+    *_: Never, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
 ) -> Callable[[Function], Function]:
     """Declare a function's tensors, so that a service can offer it.
 
@@ -149,7 +149,7 @@ def declare(
         >>> total(np.ones(3, np.float32))
         array([3.], dtype=float32)
     """
-    if args:
+    if _:
         raise InvalidArgument("write @nnburst.declare(inputs=[nnburst.Tensor(…)], outputs=[…]) above the function")
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
         if not isinstance(tensors, tuple | list) or not all(isinstance(tensor, Tensor) for tensor in tensors):
