@@ -1,8 +1,8 @@
 """Listen for a wake word, with three .tflite models in one audio pipeline, each in its own sandbox.
 
-The first model turns samples into mel bands, the second 76 rows of bands into an embedding, the third 16 embeddings
-into a probability. The models come with the package pyopen-wakeword. Without a recording the program listens to
-noise. It compares the results with LiteRT in this process.
+The first model turns samples into mel bands. The second turns 76 rows of bands into an embedding. The third turns 16
+embeddings into a probability. The models come with the package pyopen-wakeword. Without a recording, the program
+listens to noise. It compares the results with LiteRT in this process.
 
     pip install 'nnburst[litert]' pyopen-wakeword
     python examples/wake_word.py [RECORDING.wav]        16 kHz, 16 bits, one channel

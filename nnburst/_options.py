@@ -18,7 +18,7 @@ SandboxMode = Literal["strict", "on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 """Lowest level of messages that the log contains; see `nnburst.launch`."""
 RealTimePolicy = Literal["fifo", "rr"]
-"""Policy of the option ``scheduler``; see `nnburst.launch`."""
+"""Real-time scheduling policy, for the option ``scheduler``; see `nnburst.launch`."""
 PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
 """Goal of a device's optimisation; see `nnburst.Session`."""
 PriorityName = Literal["low", "medium", "high"]

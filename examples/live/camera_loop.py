@@ -93,7 +93,7 @@ class OpenCvCamera:
         self._capture = cv2.VideoCapture(number)
 
     def film(self, frame: np.ndarray[Any, np.dtype[np.float32]]) -> int:
-        """Write one frame into an array. Return -1, as its class is unknown."""
+        """Write one frame into an array. Return -1, as the class of its shape is unknown."""
         ok, picture = self._capture.read()
         if not ok:
             raise SystemExit("the camera gives no pictures")

@@ -1,8 +1,8 @@
 """Process NV12 frames of a camera that works like a V4L2 device, whose buffers circulate between two processes.
 
 The camera owns a ring of buffers and hands out a descriptor of each, as VIDIOC_EXPBUF does. It fills only queued
-buffers (QBUF) and reports full ones (DQBUF); a frame without a queued buffer is lost. Its lines are longer than the
-picture is wide, as with much hardware.
+buffers (QBUF) and reports full ones (DQBUF); a frame without a queued buffer is lost. As with much hardware, a line in
+a buffer is longer than the picture is wide.
 
 Here each buffer is bound once, as two inputs of a model: brightness, and the pairs of U and V. The service reads
 whole lines in place, and the model cuts off their ends. With --copy, the inputs are as wide as the picture: the model

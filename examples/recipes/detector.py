@@ -33,7 +33,7 @@ def images(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def right(image: np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> bool:
-    """Return True if these are the scores of the image or images."""
+    """Return True if `scores` are the network's scores of the image or images."""
     return bool(np.allclose(scores, image @ WEIGHTS.T, atol=1e-3))
 
 

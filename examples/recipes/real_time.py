@@ -2,8 +2,8 @@
 
     python examples/recipes/real_time.py [--steps 500]
 
-The service and the loop each get their own CPU and a real-time policy. Without the right to that policy, the program
-prints how to get it, and only separates the CPUs.
+The service and the loop each get their own CPU and a real-time policy. Without the right to use the policy, the
+program prints how to get the right, and only separates the CPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run ten thousand inputs as fast as possible, in batches that are filled while the service runs others.
+"""Run ten thousand inputs as fast as possible, in batches that are filled while the service runs earlier batches.
 
     python examples/recipes/throughput.py [--batch 64] [--inputs 10000]
 

@@ -21,7 +21,9 @@ _FOREVER_NS = 1 << 62
 
 
 class Deadline(Struct, frozen=True):
-    """The time by which a call has to end. While `call` runs a function, `after` never returns a later time.
+    """The time by which a call has to end.
+
+    While the method `call` runs a function, no deadline that the function gets from `after` is later than this one.
 
     Attributes:
         at_ns: Nanoseconds of CLOCK_MONOTONIC; 0 means no deadline.
@@ -87,6 +89,6 @@ def check_timeout(seconds: float | None) -> float | None:
 
 
 def limit_ns(timeout: float | None) -> int:
-    """Return a timeout in nanoseconds. 0 means no limit, so a timeout of 0 seconds becomes 1."""
+    """Return a timeout in nanoseconds. None becomes 0, which means no limit, so 0 seconds become 1 ns."""
     seconds = check_timeout(timeout)
     return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)

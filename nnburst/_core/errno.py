@@ -61,8 +61,9 @@ _MEANINGS: dict[int, str] = {
 }
 
 this_process = SimpleNamespace(name="this process", refusals="", refused=PermissionError)
-"""`name` is the name of this process in errors that peers read. `refusals` is the hint that `refusal` returns for
-an exception of a type in `refused`, and for an exception that has such an exception as its cause."""
+"""`name` is the name of this process in errors that peers read. `refusals` is a hint about the sandbox. `refusal`
+returns the hint if an exception, or one of its causes, has a type in `refused`.
+"""
 
 
 def refusal(error: BaseException) -> str:

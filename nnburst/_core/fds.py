@@ -3,8 +3,8 @@
 A destructor in C closes each descriptor: a signal could interrupt a Python finaliser, and the descriptor would stay
 open.
 
-Closing a file on FUSE or NFS waits for the file's server, which may not answer. Closing a socket waits as long as the
-SO_LINGER of its creator says. So a separate thread closes descriptors of both kinds.
+Closing a file on FUSE or NFS waits for the file's server, which may not answer. Closing a socket may wait, too, if the
+socket's creator has set SO_LINGER. So a separate thread closes such files and sockets.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FdSet:
 
     @classmethod
     def create(cls, call: Callable[..., int], *args: Any) -> Self:
-        """Call a function that returns a descriptor, and return the descriptor's owner.
+        """Call a function that returns a descriptor, and return a set that owns the descriptor.
 
         An interrupt cannot lose the descriptor. Raises the same errors as `system`.
         """

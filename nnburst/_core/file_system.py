@@ -8,8 +8,8 @@ file system is found first, without an access to the file:
 * If the list lacks the mount, because it belongs to another namespace or to the kernel, the kernel is asked for the
   file system's magic number. For the FUSE mount of another user, the kernel answers without asking the server.
 
-An overlay hides the file systems below it. Only overlays in this process's list of mounts, which an administrator
-made, are trusted.
+An overlay hides the file systems below it. An overlay is trusted only if it is in this process's list of mounts,
+because an administrator made those mounts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LOCAL = {
 }
 """Magic numbers of file systems without a server, by name.
 
-The last three contain no regular files.
+``pipefs``, ``sockfs`` and ``anon_inodefs`` contain no regular files.
 """
 _OVERLAY = 0x794C7630
 

@@ -82,7 +82,7 @@ class Leaving:
 
 
 class Closing:
-    """A base class of objects that a ``with`` block closes at its end."""
+    """Base class of objects that a ``with`` block closes at its end."""
 
     __slots__ = ()
 
@@ -98,7 +98,7 @@ class Closing:
 
 
 class OneProcess:
-    """A base class of objects that cannot be pickled or copied. The error names an alternative."""
+    """Base class of objects that cannot be pickled or copied; an attempt raises an error that names an alternative."""
 
     __slots__ = ()
     _instead = "make one in each process"

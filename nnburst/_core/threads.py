@@ -22,7 +22,7 @@ _PATCHED = (
     ("os", "fork"),
     ("subprocess", "Popen"),
 )
-"""The modules that gevent and eventlet can patch, each with a function or class that shows if it is patched."""
+"""The modules that gevent and eventlet can patch. Beside each is one of the names that they replace in it."""
 
 
 def start(thread: threading.Thread, what: str) -> None:
@@ -71,7 +71,7 @@ class JobThread:
 
         Args:
             job: A function that raises nothing.
-            due: Time to start the job; 0 means at once.
+            due: Time to start the job; by default, at once.
 
         Returns:
             A function that cancels the job if it has not begun.

@@ -58,7 +58,7 @@ class NNCache:
         abandon_when_forked(self)
 
     def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy = ("random", "halve")) -> None:
-        """Set limits and policy, before the first use or after `terminate`. At other times, do nothing.
+        """Set limits and policy. From the first use of the cache until `terminate`, this call has no effect.
 
         Args:
             max_key: Maximum bytes of a key.
@@ -66,7 +66,8 @@ class NNCache:
             max_total: Maximum bytes of all keys and values together.
             policy: Order and amount of eviction. The order is ``"random"`` or ``"lru"`` (least recently used first).
                 The amount ``"halve"`` evicts down to half of `max_total`, and drops a new entry that still does not
-                fit; ``"fit"`` evicts until the new entry fits; ``"fit_halve"`` does both.
+                fit. ``"fit"`` evicts until the new entry fits. ``"fit_halve"`` evicts down to half of `max_total`, or
+                further if the new entry needs more room.
 
         Raises:
             InvalidArgument: The policy is unknown.

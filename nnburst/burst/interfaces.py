@@ -28,7 +28,8 @@ class BurstCallback(abc.ABC):
         row: The client's row of statistics, closed by the server after the last request; None for no row.
         flow_queue: Queue in the `ListenerGroup` that serves the burst; None if the burst has its own thread.
         loop_timeout_ns: The client's limit for each WHILE operation, in nanoseconds; 0 for the default.
-        max_run: Seconds that a run may take; None for no limit. A longer run ends if its kernel supports deadlines.
+        max_run: Seconds that a run may take; None for no limit. After this time, the run ends if its kernel supports
+            deadlines.
         bell: Socket on which the server sends a byte, without waiting, when the event word of the result channel asks
             for it (docs/WIRE.md). None if the client does not await answers in an event loop.
         account: Account of the requests' working memory; None to not count it.

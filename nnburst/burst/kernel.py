@@ -11,7 +11,7 @@ Kernel = Callable[[], ExecutionResult | None]
 
 The result None means status NONE, without shapes or timing. A kernel may have these attributes:
 
-* ``run_until(deadline_ns)`` is called instead of the kernel for a run with a deadline, at which it ends the run.
+* ``run_until(deadline_ns)`` is called instead of the kernel if a run has a deadline, and ends the run at the deadline.
 * ``cancel()`` ends the run soon, from any thread and without waiting. The kernel never runs again.
 * ``gate`` is a `BufferSet`. The kernel locks its driver-managed buffers, runs, and commits the buffers. If no buffer
   has moved, a burst may instead lock the buffers in C, run ``gate.current``, and commit the buffers in C.

@@ -7,7 +7,7 @@
     20 header length u32 (224)   24 payload length u64   32 stored length u64   40 cache key[32]   72 generation[16]
     88 epoch[32]   120 model fingerprint[32]   152 salt[32]   184 key id[8]   192 SHA-256 of the payload[32]
     224 payload, as it is or encrypted
-    end-16  AES-256-GMAC or AES-256-GCM code; the associated data are the header and a payload that is not encrypted
+    end-16  AES-256-GMAC or AES-256-GCM code; the associated data are the header and, if not encrypted, the payload
 
 Each save has its own salt, and the key is derived from the salt and the cipher. The nonces are made from kind and
 index. A key therefore makes at most 64 codes and never uses a nonce twice. A forged file of n bytes is accepted with

@@ -162,7 +162,7 @@ class StagedEntry:
         self._cache.hook("published")
 
     def finish(self, generation: bytes) -> None:
-        """Remove older generations, and close. The device has confirmed the published generation."""
+        """Remove older generations, and close. Call this after the device has confirmed the published generation."""
         self._cache.hook("confirmed")
         with suppress(CacheRejected), self._cache.place("objects", self.entry[:2]) as shard:
             for name in _generations(shard, self.entry):
@@ -291,7 +291,7 @@ class Cache:
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
 
     def warn_of(self, reason: CacheReason, why: object = "") -> None:
-        """If `reason` makes this directory unusable, log a warning. Each reason is logged once, as `why` if given."""
+        """If `reason` makes this directory unusable, warn once per reason, with `why` if given, else with `reason`."""
         if reason in _UNUSABLE:
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)
@@ -406,7 +406,7 @@ class Cache:
         return Pruned(len(there) - count, sum(info.nbytes for info in there) - total, busy)
 
     def sweep(self) -> None:
-        """Clear `staging` of the files of deleted entries, and of saves that stopped more than an hour ago."""
+        """Remove from `staging` all files of deleted entries, and files of saves that stopped more than an hour ago."""
         old = time.time() - 3600
         with suppress(CacheRejected), self.place("staging") as staging:
             for name in os.listdir(staging):

@@ -80,7 +80,9 @@ class EntryRecord(Struct, frozen=True, array_like=True):
     """False until the client has published the generation. An unpublished record expires after ten minutes."""
     created: int
     place: bytes = b""
-    """The client's directory of the entry, from `place_of`. A live generation replaces the entry's others in it."""
+    """The client's directory, from `place_of`. A live generation replaces the entry's other generations in the
+    directory.
+    """
 
 
 class TrustStore:

@@ -13,7 +13,7 @@ from ..errors import GeneralFailure
 
 @contextmanager
 def caller_of(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Iterator[tuple[Callable[[Any], Any], int]]:
-    """Spawn a process that creates a function by ``make(*arguments)``. Yield the function's proxy and process id."""
+    """Spawn a process, and call ``make(*arguments)`` there. Yield the result's proxy, and the process's id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, make, *arguments), daemon=True)

@@ -68,7 +68,7 @@ def check_versions() -> Finding:
 
 
 def check_device(name: str, otherwise: Level = Level.WARN) -> Finding:
-    """Check that a device opens in its own service process, and list its needs; `otherwise` is the grade if not."""
+    """Check that a device opens in its own service process, and list its needs. `otherwise` grades a failure."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 

@@ -103,7 +103,8 @@ class SessionOptions(_Options):
     """Options of a session.
 
     ``intra_op_num_threads``, ``graph_optimization_level`` and the entry ``session.intra_op.allow_spinning`` have an
-    effect. Options that do not affect results, such as log levels, are accepted without effect. Others raise an error.
+    effect. Options that do not affect results, such as log levels, are accepted without effect. All other options
+    raise an error.
     In a shared service, `intra_op_num_threads` has no effect.
     """
 

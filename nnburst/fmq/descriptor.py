@@ -142,11 +142,11 @@ class MQDescriptor(Closing):
         return MQDescriptor(self.grantors, self._fds.copy(), self.quantum, self.flags, dtype=self.dtype)
 
     def without_write_access(self) -> MQDescriptor:
-        """Return a copy for readers of an unsynchronized queue, which can map the memory only for reading.
+        """Return a copy with which readers of an unsynchronized queue can map the memory only for reading.
 
-        The queue's memory is sealed: existing mappings stay writable, but new mappings cannot be writable. Other
-        memory, such as that of ``ring_fd=``, is opened for reading only. Its limits: a reader of the same user can
-        reopen the memory for writing, and a libfmq reader cannot attach.
+        Memory that the queue has made is sealed: existing mappings stay writable, but new mappings cannot be writable.
+        Other memory, such as that of ``ring_fd=``, is opened for reading only. Then a reader of the same user can
+        still reopen the memory for writing, and a reader that uses libfmq cannot attach.
         """
         copies = FdSet(_without_write_access(fd) for fd in self.fds)
         return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)
@@ -195,7 +195,9 @@ class MQDescriptor(Closing):
 
 
 def _without_write_access(fd: int) -> int:
-    """Return a descriptor that cannot map its file for writing: EPERM, as libfmq expects, or EACCES if unsealable."""
+    """Return a descriptor that cannot map its file for writing. An attempt fails with EPERM, which libfmq expects, or
+    with EACCES if the file cannot be sealed.
+    """
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     except OSError:

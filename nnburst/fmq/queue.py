@@ -36,7 +36,7 @@ def _not_here(_: object) -> Any:
 
 
 class Handle:
-    """An ``nnb_mq *`` that is closed with the last reference to it.
+    """An ``nnb_mq *``, which is closed when the last reference is dropped.
 
     A queue, its NumPy views and waiting calls in other threads have references, so closing the queue unmaps no memory
     in use.
@@ -111,8 +111,8 @@ class MessageQueue(Closing):
             writer, many readers; a write always succeeds, and a slow reader loses overwritten elements.
         event_flag: True for a queue with an event word, which blocking calls need.
         layout: ``"lines"``, ``"stamped"`` or ``"compat"``, or a `Layout`.
-        ring_fd: Descriptor of a memory object whose first bytes become the ring; duplicated. The counters stay in the
-            queue's own memory.
+        ring_fd: Descriptor of a memory object whose first bytes become the ring. The queue duplicates the descriptor,
+            and has its counters in other memory.
         exclusive: False to let several threads or processes take turns as writer or reader. C then takes about twice as
             long for each call.
 
@@ -236,7 +236,7 @@ class MessageQueue(Closing):
             False if there is not enough room.
 
         Raises:
-            InvalidArgument: More than the capacity, wrong element type, or a read-only queue.
+            InvalidArgument: The elements exceed the capacity or have another type, or the queue is read-only.
         """
         done: bool = self._handle.write(data)
         if done is not NotImplemented:
@@ -257,7 +257,7 @@ class MessageQueue(Closing):
             overtaken this reader. The overtaken reader continues with the newer half of the ring; see `overruns`.
 
         Raises:
-            InvalidArgument: More than the capacity, or `out` is of the wrong kind.
+            InvalidArgument: The number exceeds the capacity, or `out` has another type or layout.
         """
         wanted: Any = count if out is None else out
         if (type(wanted) is int) is not (out is None):  # An array was given for a number, or the reverse.
@@ -282,7 +282,7 @@ class MessageQueue(Closing):
             None if there is not enough room.
 
         Raises:
-            InvalidArgument: More than the capacity, or a read-only queue.
+            InvalidArgument: `count` exceeds the capacity, or the queue is read-only.
         """
         rc = lib.nnb_mq_begin_write(self._handle.live(), element_count(count), self._region)
         if rc < 0 and not self._explain(rc, f"begin_write of {count} elements"):
@@ -335,9 +335,10 @@ class MessageQueue(Closing):
             event_flag: Use this flag instead of the queue's own; both ends must use the same word.
 
         Raises:
-            MissedDeadline: No room in time; nothing was written.
-            InvalidArgument: More than the capacity, no event flag, nothing to wait for, or an unsynchronized queue.
-            BadState: The queue is closed, perhaps while waiting.
+            MissedDeadline: There was not enough room in time. Nothing was written.
+            InvalidArgument: The elements exceed the capacity, the queue is unsynchronized or has no event flag, or the
+                bits to wait for are 0.
+            BadState: The queue is closed, or is closed during the wait.
         """
         array = self._source(data)
         source = readable(array)
@@ -367,7 +368,7 @@ class MessageQueue(Closing):
             The array of elements.
 
         Raises:
-            MissedDeadline: Not enough data in time; nothing was read.
+            MissedDeadline: There were not enough elements in time. Nothing was read.
             InvalidArgument, BadState: See `write_blocking`.
         """
         array = self._output_array(count, out)
@@ -644,7 +645,7 @@ class MemTransaction:
         return np.concatenate(self._range(start, len(self) - start if count is None else count))
 
     def _range(self, start: int, count: int) -> tuple[Elements, Elements]:
-        """Return views of `count` elements in all. Raises `InvalidArgument` if the transaction has fewer."""
+        """Return two views, of `count` elements together. Raises `InvalidArgument` if the transaction has fewer."""
         if start < 0 or count < 0 or start + count > len(self):
             raise InvalidArgument(f"{count} elements at slot {start} exceed a transaction of {len(self)}")
         split, end = len(self.first), start + count

@@ -22,7 +22,9 @@ def seconds_for(size: int) -> float:
 
 
 class Budget:
-    """Counter and limit of requests in progress, and of their bytes (answers included). For the event loop's thread.
+    """Counter and limit of requests in progress, and of their bytes (answers included).
+
+    Only the event loop's thread may use the counter.
 
     Attributes:
         most_connections: Maximum number of connections of each protocol: a third of the process's descriptors.

@@ -386,7 +386,7 @@ async def serve(
 
 
 async def serve_again(start: Callable[[], Awaitable[Any]]) -> None:
-    """Restart a server whenever grpcio's serving loop fails, which a call with a path that is not UTF-8 causes."""
+    """Restart a server whenever grpcio's serving loop fails. A call whose path is not UTF-8 makes the loop fail."""
     lost, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -271,7 +271,7 @@ class Models:
         return [(name, version) for name, versions in self._versions.items() for version in versions]
 
     async def is_ready(self) -> bool:
-        """Open all models. Return True if none fails to open; models that the protocol cannot serve do not count."""
+        """Open all models. Return True if each model opens, or is one that the protocol cannot serve."""
         try:
             service = await self._connected()
             for name, version in self._all_versions():

@@ -48,7 +48,7 @@ _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, 
 
 
 async def convert_in_thread(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `convert`, which converts `size` bytes. If these are many, call it in another thread."""
+    """Call `convert`, which converts `size` bytes; if `size` is large, in another thread."""
     return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
 

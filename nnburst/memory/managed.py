@@ -83,7 +83,7 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def release(self, outcome: int) -> None:
-        """Release the buffers. `outcome` of all writes is NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
+        """Release the buffers. `outcome` applies to all written buffers: NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 

@@ -84,7 +84,7 @@ class Memory(Closing):
         """Return a pool over part of an existing file or memory object.
 
         Args:
-            fd: Descriptor of the object; duplicated.
+            fd: Descriptor of the object, which the pool duplicates.
             size: Bytes, at least 1.
             prot: PROT_READ and/or PROT_WRITE; without PROT_WRITE all views are read-only.
             offset: First byte; need not be page-aligned.
@@ -110,7 +110,7 @@ class Memory(Closing):
             direct: See `mmap_fd`.
 
         Raises:
-            InvalidArgument: The name or size is impossible, the name is taken, or there is no such object.
+            InvalidArgument: The name or size is invalid, the name is taken, or no existing object has the name.
             ResourceExhausted: ``/dev/shm`` has too little space.
             GeneralFailure: The object cannot be opened.
         """
@@ -170,7 +170,7 @@ class Memory(Closing):
         """Return a pool over an existing image, for example a camera's dma-buf.
 
         Args:
-            fd: Descriptor of the image; duplicated.
+            fd: Descriptor of the image, which the pool duplicates.
             layout: Layout of the pixels.
             prot: PROT_READ for a read-only descriptor, whose image cannot be an output.
 
@@ -294,7 +294,7 @@ class Memory(Closing):
 
     @property
     def faults(self) -> int:
-        """Number of accesses by devices to pages that were truncated. Results of such accesses are invalid."""
+        """Number of accesses by devices to pages that a truncation removed. Results of such accesses are invalid."""
         return 0 if self._guarded is None else self._guarded.faults
 
     # -- the maker's views -----------------------------------------------------------------------------------------

@@ -140,13 +140,14 @@ class MemoryDesc:
         """Return a new memory for the roles.
 
         If all compilations are for one device, the device allocates the memory. Otherwise, or if the device refuses,
-        the memory is shared memory. This is possible if all dimensions are known and each compilation was made with
-        a `Service`, not with devices.
+        the memory is shared memory.
+
+        Shared memory needs known dimensions, and compilations that were made with a `Service`, not with devices.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
             DeadObject: The service has ended.
-            NNBurstError: The device refused, and shared memory is impossible. The error is the device's.
+            NNBurstError: The device refused with this error, and shared memory is impossible.
         """
         if not self._finished:
             raise BadState("the description is not finished; call finish()")
@@ -261,7 +262,7 @@ class DeviceMemory(OneProcess, Closing):
     def _check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
     ) -> None:
-        """Check that an execution's argument is a role of the memory, covers all of it, and has its dimensions."""
+        """Check that an argument is a role of the memory, takes the whole memory, and has the memory's dimensions."""
         self._check_open()
         if region != (0, 0):
             raise InvalidArgument(f"{kind} {index}: memory of a device is used whole; offset and length must be 0")
@@ -357,7 +358,8 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
 def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
     """Copy the whole contents of one memory to another. If source and target are the same memory, do nothing.
 
-    After a failure, a target made by a `MemoryDesc` has no contents. A device itself copies between its buffers.
+    After a failure, a target made by a `MemoryDesc` has no contents. A device copies between its own buffers, if it
+    can.
 
     Args:
         source, target: Memories of the same size, dimensions, type and quantisation.

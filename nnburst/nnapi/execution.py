@@ -365,7 +365,7 @@ class Execution(OneProcess, Closing):
 
         Raises:
             InvalidArgument: `burst` is not a burst of this compilation; an argument is not set.
-            BadState: The burst is in use; or see `compute`.
+            BadState: The burst is in use. See also `compute`.
             NNBurstError: The execution failed; see the status.
         """
         if not isinstance(burst, Burst):

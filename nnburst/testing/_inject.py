@@ -74,7 +74,7 @@ class Fault:
     def wait(self, timeout: float = _PATIENCE) -> None:
         """Wait until the fault happens. A frozen process has then stopped.
 
-        If the fault has already happened, return at once, unless an earlier `wait` or `times` has counted that fault.
+        A fault that has already happened ends the wait at once, unless an earlier `wait` or `times` has counted it.
 
         Args:
             timeout: Seconds to wait.

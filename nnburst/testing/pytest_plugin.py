@@ -46,7 +46,7 @@ def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCap
 def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set new directories for compiled models, for a service's trust store and for sockets.
 
-    Returns the parent of these directories: ``cache``, ``state`` and ``run``.
+    Returns the directory that contains the new directories: ``cache``, ``state`` and ``run``.
     """
     for variable, name in _VARIABLES.items():
         (tmp_path / name).mkdir(mode=0o700, exist_ok=True)

@@ -54,7 +54,7 @@ class Row:
         self._parent = parent
 
     def count(self, name: str, n: int = 1) -> None:
-        """Add `n`, which can be negative, to a counter. Not for threads that serve a burst."""
+        """Add `n`, which can be negative, to a counter. A thread that serves a burst must not call this method."""
         page = self._page
         if page is not None:
             with page.lock:
@@ -91,7 +91,9 @@ def make_private_row() -> Row:
 
 
 class Page:
-    """Rows of statistics in shared memory that only this process can write. Readers open it in ``/proc/PID/fd``.
+    """Rows of statistics in shared memory.
+
+    Only this process can write to the memory. Readers open the memory in ``/proc/PID/fd``.
 
     Closed rows are reused. A lock guards the allocation of rows. Only one thread at a time may write a row.
 

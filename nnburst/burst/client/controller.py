@@ -67,8 +67,8 @@ class ExecutionBurstController(OneProcess, Closing):
             polling_window: Seconds that both ends poll before they sleep; 0 to never poll, None for a default that
                 depends on the CPUs. A service in another process polls 10 ms at most.
             loop_timeout: Seconds that each WHILE operation of a run may take; None for the default.
-            channel_length: Length of the request channel in 24-byte datums, 4 to 65,536. A request needs 2 + inputs +
-                outputs + pools + given dimensions. A longer request runs without the burst.
+            channel_length: Length of the request channel in 24-byte datums, 4 to 65,536. A request needs 2 datums, and
+                one for each input, output, pool and dimension in it. A longer request runs without the burst.
             result_channel_length: Length of the result channel in datums; None for `channel_length`.
 
         Raises:
@@ -307,7 +307,7 @@ _ENDS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.Weak
 
 
 def _hang_up_all() -> None:
-    """End all bursts at interpreter exit, because their servers may end too, and would leave executions waiting."""
+    """End all bursts at interpreter exit. Otherwise, an execution could wait for a server that has ended."""
     for end in filter(None, (ref() for ref in _ENDS.valuerefs())):
         lib.nnb_client_hang_up(end.endpoint)
 

@@ -33,7 +33,7 @@ _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
-"""Maximum number of polling windows of a run. A run with fewer steps polls for one window per step."""
+"""Maximum number of polling windows in a run. A run of fewer steps than this polls for one window per step."""
 _REMEDY = "Give more time (timeout=), or end a model that hangs: session.service.kill()"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
@@ -78,8 +78,8 @@ class BoundRequest(Runnable, OneProcess):
         controller: The burst.
         requests: One request, or two alternating requests of the same form.
         measure: True if results carry `Timing`.
-        answer_length: Datums of the longest result; None for the whole result channel, so that no other run can be in
-            flight.
+        answer_length: Datums of the longest result. None reserves the whole result channel, so that no other run can
+            be in flight.
 
     Raises:
         BadState, InvalidArgument: See `ExecutionBurstController.bind`.
@@ -153,7 +153,7 @@ class BoundRequest(Runnable, OneProcess):
         return self._explained(self.result)
 
     def _conclude(self, status: int | None = None, *, raises: bool = True) -> None:
-        """Wait for the end of a run, repeat the run on another burst if necessary, and raise its error.
+        """Wait for the end of a run; if necessary, repeat the run on another burst. If the run fails, raise its error.
 
         Args:
             status: Status of the run from the C core or from `InFlight`; None to start the run.

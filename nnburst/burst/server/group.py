@@ -74,7 +74,7 @@ class ListenerGroup:
             burst.place_plans(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
-        """Start a thread for the first burst, and another for more bursts: a run may occupy one thread for ever."""
+        """Start a thread for the first burst, and a second for further bursts: a run may block a thread forever."""
         wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
         while (there := lib.nnb_group_workers(self._handle)) < wanted:
             if self._start_thread():
@@ -188,8 +188,8 @@ class Batcher:
 
     Attributes:
         pointer: The ``nnb_batcher *``, shared by the model's bursts.
-        wait_ns: Longest time in nanoseconds that a request waits for other requests, which may come or are running. 0:
-            requests never wait for others.
+        wait_ns: Longest time in nanoseconds that a request waits for requests that may still come, or for a run in
+            progress. With 0, a request waits for neither.
     """
 
     pointer: CData
@@ -204,7 +204,7 @@ class Batcher:
 
 @dataclass(frozen=True, slots=True)
 class FlowQueue:
-    """The queue of a burst that a group serves.
+    """A burst's queue in a `ListenerGroup`.
 
     Attributes:
         flow: The client's flow.

@@ -110,7 +110,7 @@ class ServerEnd:
             self.answer(result)
 
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> ExecutionResult | None:
-        """Take the outcome of a C kernel's run that failed, or whose plan was dropped while it ran."""
+        """Conclude a C kernel's run that failed, or whose plan was dropped during the run."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
         kernel = self._plans[self._base + plan_id]  # referenced before C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):
@@ -169,7 +169,7 @@ class ServerEnd:
         self._run_gated(plan_id, plan, deadline_ns)
 
     def _drop_plan(self, plan_id: int) -> None:
-        """Drop a plan that C does not know."""
+        """Drop a plan that C does not use any more."""
         self._gated.pop(plan_id, None)
         self._plans[self._base + plan_id] = self._rebind
 

@@ -24,8 +24,8 @@ PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9, 
 def time_calls(call: Callable[[], object], count: int) -> Samples:
     """Call a function repeatedly. Return the nanoseconds of each call, int64[count].
 
-    The clock is read once per call, so every sample also has the time of one reading and of one step of the loop. The
-    garbage collector is off.
+    The clock is read once per call, so every sample includes the time of one clock reading and of one step of the
+    loop. The garbage collector is off.
     """
     now = time.perf_counter_ns
     stamps = [0] * (count + 1)

@@ -63,8 +63,9 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
     """Yield each file with its outputs or its error, in order.
 
     Args:
-        session: A session that restarts a dead service, so that a deadly input does not affect others.
-        files: The input files. A file is read while the service runs earlier ones.
+        session: A session that restarts a dead service, so that an input that kills the service does not affect other
+            inputs.
+        files: The input files. A file is read while the service runs earlier files.
         batch: As for `Session.run_many`.
 
     Raises:
