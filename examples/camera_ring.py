@@ -29,7 +29,7 @@ CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def corner_of(frame: int) -> int:
-    """Return the quarter that contains a frame's spot. Both sides call this function to check the answers."""
+    """Return the quarter that contains a frame's spot. Both processes call this function to check the answers."""
     return (frame * 2654435761 >> 16) % 4
 
 

@@ -38,8 +38,10 @@ def make_weights(units: int) -> Weights:
 
 
 def build(w: Weights, units: int) -> nnburst.Model:
-    """Build one step: gate = σ(Wx + Uh), new = tanh(Vx + gate ∘ Zh), h' = h + gate ∘ (new - h), y =
-    r·h'."""
+    """Return a model of one step.
+
+    gate = σ(Wx + Uh), new = tanh(Vx + gate ∘ Zh), h' = h + gate ∘ (new - h), y = r·h'
+    """
     b = nnburst.ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (1, FEATURES))
     h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, units))

@@ -36,7 +36,7 @@ CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
 def scene_of(sequence: int) -> tuple[int, int]:
-    """Return the corner that contains a frame's spot, and the frame's colour. Both sides use them to check answers."""
+    """Return the corner that contains a frame's spot, and the frame's colour. Both processes call this function."""
     return (sequence * 2654435761 >> 16) % 4, (sequence * 2246822519 >> 13) % 4
 
 

@@ -1,4 +1,4 @@
-"""The network of the recipes, in place of yours: from 64 numbers to a score for each of 10 classes.
+"""The network of the recipes, to be replaced by yours. It turns 64 numbers into a score for each of 10 classes.
 
 `MODEL` needs only nnburst; `save` writes it as an ONNX file, which needs the package onnx.
 """

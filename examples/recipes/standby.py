@@ -24,7 +24,7 @@ import nnburst
 
 
 class Standby:
-    """A pair of sessions, one in use and one on standby. Any number of threads may run it."""
+    """A pair of sessions, one in use and one on standby. Any number of threads may call `run`."""
 
     def __init__(self, open_session: Callable[[], nnburst.Session]) -> None:
         self._open = open_session

@@ -87,7 +87,7 @@ def serving() -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def working(app: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[np.ndarray], list[list[float]]]]]:
-    """Run the workers of an app. Yield their process, and a function that sends them a request."""
+    """Run the workers of an app. Yield their parent process, and a function that sends a request to a worker."""
     if app == "celery_app":
         Path("with_files.py").write_text(textwrap.dedent(FILES_AS_BROKER.format(here=os.getcwd())))
         sys.path.insert(0, os.getcwd())

@@ -4,8 +4,8 @@
 
 The camera owns a ring of frames in shared memory. It sends the ring's descriptor to the viewer, then the number of
 each new frame's slot. Each slot begins with a number that is odd while the camera draws. The viewer binds each slot
-as an input, so that the service, a third process, reads the pixels in place: the viewer never touches them. Starts
-`nnburst serve` and the two programs (this file again, with a role), and checks the answers.
+as an input, so that the service, a third process, reads the pixels in place: the viewer never touches them. The program
+starts `nnburst serve`, runs itself as camera and as viewer, and checks the answers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python examples/shared/two_programs.py
 
-Starts `nnburst serve` with one model, then two client programs (this file again, with a role), and checks their
-answers.
+The program starts `nnburst serve` with one model, then runs itself twice as a client, and checks the clients' answers.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _PATCHED = (
     ("os", "fork"),
     ("subprocess", "Popen"),
 )
-"""The modules that gevent and eventlet can patch. Beside each is one of the names that they replace in it."""
+"""The modules that gevent and eventlet can patch, each with the name of a function or class that a patch replaces."""
 
 
 def start(thread: threading.Thread, what: str) -> None:

@@ -26,6 +26,6 @@ A kernel counts its own memory as `WorkingMemory`.
 
 
 def run_until(kernel: Kernel, deadline_ns: int) -> ExecutionResult | None:
-    """Call a kernel, or its method ``run_until`` for a deadline (CLOCK_MONOTONIC nanoseconds; 0 for no deadline)."""
+    """Call a kernel. If the deadline (CLOCK_MONOTONIC nanoseconds) is not 0, prefer the kernel's ``run_until``."""
     method: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "run_until", None) if deadline_ns else None
     return kernel() if method is None else method(deadline_ns)

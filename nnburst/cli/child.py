@@ -1,4 +1,7 @@
-"""A function in another process, called with pickles through a `multiprocessing.Pipe`. Bursts are compared with it."""
+"""A function in another process. Arguments and results are pickled and sent through a `multiprocessing.Pipe`.
+
+`nnburst bench` and `nnburst demo` compare bursts with such calls.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class _Watched:
         """Time of the last report, and processor time used until then, by process."""
 
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
-        """Return a report of each service. With `rates`, it covers the time since the service's last report."""
+        """Return a report of each service. With `rates`, reports cover the time since the last call."""
         from ..errors import DeviceUnavailable
         from ..watch._report import report
         from ..watch.reader import OF_USER, Viewer, find_services

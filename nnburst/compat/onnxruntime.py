@@ -491,7 +491,7 @@ def _check_run(options: RunOptions | None) -> None:
 
 
 def _source(path_or_bytes: Any) -> Any:
-    """Return the contents of a file without the suffix ``.onnx``; return all else unchanged."""
+    """Return the contents of a file whose name does not end in ``.onnx``; return any other argument unchanged."""
     if isinstance(path_or_bytes, str | os.PathLike) and not os.fspath(path_or_bytes).lower().endswith(".onnx"):
         try:
             return Path(path_or_bytes).read_bytes()

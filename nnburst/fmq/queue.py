@@ -220,7 +220,7 @@ class MessageQueue(Closing):
         """The event flag of the queue.
 
         Raises:
-            InvalidArgument: The queue was made without one.
+            InvalidArgument: The queue was made without an event flag.
         """
         return EventFlag(self)
 
@@ -276,7 +276,7 @@ class MessageQueue(Closing):
         """Return free elements of the ring, to be filled in place; `commit` publishes them.
 
         Args:
-            count: Elements.
+            count: Number of elements.
 
         Returns:
             None if there is not enough room.
@@ -293,13 +293,13 @@ class MessageQueue(Closing):
         """Return the next elements, to be read in place; `commit` removes them from the ring.
 
         Args:
-            count: Elements.
+            count: Number of elements.
 
         Returns:
             None if there are not enough, or the reader was overtaken (see `read`).
 
         Raises:
-            InvalidArgument: More than the capacity.
+            InvalidArgument: `count` exceeds the capacity.
         """
         rc = lib.nnb_mq_begin_read(self._handle.live(), element_count(count), self._region)
         if rc < 0 and not self._explain(rc, f"begin_read of {count} elements"):

@@ -161,7 +161,7 @@ def extensions(models: Models, regions: Regions) -> list[str]:
 
 
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
-"""For each requested output: the `OutputTensor`, datatype, shape, and elements (also for shared memory)."""
+"""For each requested output: the `OutputTensor`, datatype, shape and elements, even of an output in shared memory."""
 
 
 def _size(given: InputTensor) -> int:

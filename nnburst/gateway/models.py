@@ -117,7 +117,8 @@ class OpenedModel:
         platform: The protocol's name for the software that runs the model.
         is_repeatable: True if a run may be repeated after a crash; False for functions.
         inputs, outputs: The tensors by name, in order.
-        optional: Inputs that clients can omit; not in descriptions, as the protocol has no optional inputs.
+        optional: Inputs that clients can omit. Descriptions lack these inputs, because the protocol has no optional
+            inputs.
         refused: The reason why the protocol cannot serve the model; empty if it can. A refused model has no tensors and
             a closed session.
     """

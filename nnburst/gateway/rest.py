@@ -214,7 +214,7 @@ async def _send(request: web.Request, response: web.Response) -> None:
 
 
 async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
-    """Read and inflate the body. Count the bytes that arrive, then also the inflated bytes, if there are any."""
+    """Read and inflate the body. Call `take` with the size of each received part, and of the inflated body."""
     is_packed = request.headers.get("Content-Encoding", "identity").lower() != "identity"
     most = _MOST_INFLATED if is_packed else _MOST_BYTES
     loop, body = asyncio.get_running_loop(), bytearray()
@@ -272,7 +272,7 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
 
 
 def _inference(name: str, version: str, head: _Infer, data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
-    """Return the request, and a dict by output name: True to send the output as bytes. '' means all other outputs."""
+    """Return the request, and for each output name True to send the output as bytes. "" means all other outputs."""
     inputs = []
     for tensor in head.inputs:
         raw, length = None, tensor.parameters.get("binary_data_size")

@@ -94,7 +94,7 @@ def free_closed_buffers() -> None:
 
 
 class RoleKey(NamedTuple):
-    """An input or output of a prepared model. Numbers of models are not reused."""
+    """An input or output of a prepared model. `model` is a number that no other model of the process gets."""
 
     model: int
     is_input: bool
@@ -412,8 +412,8 @@ class BufferSet:
         uses: Arguments that are buffers, in the order of the request, inputs first.
 
     Raises:
-        InvalidArgument: A buffer was not allocated for the input or output that it is in this request, or an output
-            shares its buffer with another argument.
+        InvalidArgument: A buffer was not allocated for the argument that uses it, or an output shares its buffer with
+            another argument.
     """
 
     def __init__(self, uses: Sequence[BufferUse]) -> None:

@@ -55,7 +55,7 @@ def adopt(env: MutableMapping[str, str]) -> None:
 
 
 def append(path: str, events: list[dict[str, Any]]) -> None:
-    """Append events to a trace, also while other processes do so. Raises `InvalidArgument` if the file is no trace."""
+    """Append events to a trace. Processes may append at once. Raises `InvalidArgument` if the file is no trace."""
     text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
     with open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

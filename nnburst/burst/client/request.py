@@ -139,7 +139,7 @@ class BoundRequest(Runnable, OneProcess):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Run with an argument, or raise the error of a closed object. C serves all other calls of `run`."""
+        """Handle calls of `run` with an argument, and calls on a closed object. C handles all other calls."""
         limit = timeout if inputs is ... else inputs
         self._allow(self._timeout if limit is ... else check_timeout(limit))
         try:
@@ -212,7 +212,7 @@ class BoundRequest(Runnable, OneProcess):
         return None
 
     def _start(self, *, look_until: int = 0) -> InFlight:
-        """Start a run without waiting. `_conclude` raises its error. See `InFlightRuns.start`.
+        """Start a run without waiting. `_conclude` raises the run's error. See `InFlightRuns.start`.
 
         Raises:
             BadState: The request is closed.

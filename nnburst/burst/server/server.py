@@ -174,7 +174,7 @@ class ServerEnd:
         self._plans[self._base + plan_id] = self._rebind
 
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
-        """Run a plan. A plan with a `gate` (see `Kernel`) locks its buffers now; C locks them in later runs."""
+        """Run a plan. If it has a `gate` (see `Kernel`), let C lock the gate's buffers in later runs of the plan."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:

@@ -66,7 +66,8 @@ class Round:
     def settled(self) -> bool:
         """True if the round has samples, and `line_before` and `line_after` differ at most by a factor of 1.5.
 
-        The two differ more if the host moves the guest's CPUs. With one CPU, only samples are needed.
+        The two differ more if the host moves the guest's CPUs. With one CPU, there is no L, and a round only needs
+        samples.
         """
         low, high = sorted((self.line_before, self.line_after))
         return len(self.samples) > 0 and not math.isinf(high) and not high > 1.5 * low

@@ -53,7 +53,7 @@ def _startup_signals() -> Iterator[None]:
 
 
 def _pairs(table: dict[str, object], before: str = "") -> Iterator[str]:
-    """Yield KEY=VALUE for each entry of a table, and ``user.models=4`` for an entry of a nested table."""
+    """Yield ``KEY=VALUE`` for each entry of a table. An entry of a nested table gets a key such as ``user.models``."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _pairs(value, f"{before}{key}.")
@@ -302,7 +302,7 @@ def serve(
 
 
 def _settle_environment() -> None:
-    """Restart this process in a service's environment, where NumPy starts no threads: threads could receive signals."""
+    """Restart this process in a service's environment, so that NumPy starts no threads that could receive signals."""
     from ...service.process.command import interpreter, service_environment
 
     env = service_environment(os.environ)
@@ -406,7 +406,7 @@ def _batching(
 
 
 def _seconds(option: str, text: str) -> float:
-    """Return the seconds of a time such as ``1ms``, ``200us`` or ``0.01s``, up to one second."""
+    """Return a time such as ``1ms``, ``200us`` or ``0.01s`` in seconds. The longest accepted time is one second."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?)(us|ms|s)", text)
     seconds = float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]] if found else 2.0
     if seconds > 1:
