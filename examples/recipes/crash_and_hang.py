@@ -35,7 +35,7 @@ def main() -> int:
 
         answers = [answer()]
         os.kill(service.pid, signal.SIGKILL)  # like the kernel of a machine without free memory
-        while service.alive:  # on a CPU of its own it may answer once more before it is hit
+        while service.alive:  # the signal may arrive after one more answer
             time.sleep(0.001)
         answers.append(answer())  # a run that the death interrupts is repeated once
         os.kill(service.pid, signal.SIGSTOP)  # like a model that never returns

@@ -56,7 +56,7 @@ def main() -> int:
         answers.append(right(image, pair.run({"image": image})[0]))
         services.add(pair.in_use.service.pid)
         os.kill(pair.in_use.service.pid, signal.SIGKILL)
-        while pair.in_use.service.alive:  # on a CPU of its own it may answer once more before it is hit
+        while pair.in_use.service.alive:  # the signal may arrive after one more answer
             time.sleep(0.001)
     answers.append(right(image, pair.run({"image": image})[0]))
     pair.close()

@@ -17,7 +17,7 @@ THREADS = 8
 
 def main() -> int:
     pictures = images(400)
-    with nnburst.Session(MODEL, concurrency=4) as session:  # 4 run at the same time; the others wait in order
+    with nnburst.Session(MODEL, concurrency=4) as session:  # 4 calls run at the same time; more calls wait in order
 
         def classify(i: int) -> bool:
             (scores,) = session.run(None, {"image": pictures[i : i + 1]})  # a new array for this call

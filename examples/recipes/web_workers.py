@@ -180,7 +180,7 @@ def main() -> int:
         command = "-m nnburst demo --save detector.onnx".split()
         subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
         with serving(), working(options.app) as (server, ask):
-            is_right &= len(ask(np.load("detector.npy"))) == 5  # squares
+            is_right &= len(ask(np.load("detector.npy"))) == 5  # the image has five squares
     print("every answer is right" if is_right else "there are WRONG answers")
     return 0 if is_right else 1
 

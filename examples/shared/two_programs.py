@@ -83,7 +83,7 @@ def main() -> int:
     print("".join(said), end="")
     expected = [f"sum {WIDTH * WIDTH * factor}\n" for factor in (1, 2)]
     right = all(line.endswith(end) for line, end in zip(said, expected, strict=True))
-    right &= len({line.split()[4] for line in said}) == 1  # the same process has served both
+    right &= len({line.split()[4] for line in said}) == 1  # one process has served both programs
     print("both programs used the one service" if right else "the answers are WRONG")
     return 0 if right else 1
 

@@ -60,7 +60,7 @@ class CancelToken:
             self._cancel_kernels()
 
     def cancel(self) -> None:
-        """Cancel the token and its kernels. Any thread may call it; it takes no lock."""
+        """Cancel the token and its kernels. Any thread may call this method, which takes no lock."""
         lib.nnb_word_raise(self.cancelled)
         self._cancel_kernels()
 

@@ -238,7 +238,7 @@ class Cache:
     # ---- finding -----------------------------------------------------------------------------------------------
 
     def look_up(self, entry: str, counts: tuple[int, int]) -> Iterator[OpenedEntry]:
-        """Open the generations of an entry, newest first; usually there is one. The caller closes each.
+        """Open the generations of an entry, newest first; usually there is one. The caller closes each `OpenedEntry`.
 
         Args:
             counts: See `stage`.

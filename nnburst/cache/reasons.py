@@ -47,7 +47,7 @@ class CacheReason(enum.StrEnum):
     """The trust store does not know the entry."""
     KEY_CHANGED = "KEY_CHANGED"
     OTHER_CIPHER = "OTHER_CIPHER"
-    """The entry is encrypted and the client asked for a plain one, or the reverse."""
+    """The client asked for an encrypted entry and the entry is not encrypted, or the reverse."""
     NO_STORE = "NO_STORE"
     """The directory of the trust store or of the cache is missing or unusable."""
     DEADLINE = "DEADLINE"

@@ -109,7 +109,7 @@ class _Watched:
                     raise click.ClickException(f"{page.pid}: {error}") from error
                 continue  # the service has ended, or its page is invalid
             self._viewers[key] = viewer
-            if workers := stats.of(RowKind.PROCESS):  # the parent of the workers
+            if workers := stats.of(RowKind.PROCESS):  # the page is of the workers' parent, which runs no model
                 limits.update((row.client_pid, row.counters) for row in workers)
                 continue
             if self._wanted and stats.name.partition(OF_USER)[0] not in self._wanted and page.pid not in self._pids:

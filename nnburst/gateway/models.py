@@ -41,7 +41,7 @@ class NoSuchModel(InvalidArgument):
 
 @dataclass
 class ModelCounts:
-    """Counts and times of requests for one version of a model. Only the event loop's thread may use them.
+    """Counts and times of requests for one version of a model. Only the event loop's thread may use this object.
 
     Attributes:
         failures: Number of failures by reason. The reasons have Triton's names.
@@ -333,7 +333,7 @@ class Models:
         return config | ({"parameters": {"sha256": {"string_value": model.digest}}} if model.digest else {})
 
     async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
-        """List every version of every model, including removed ones."""
+        """List every version of every model, including removed versions."""
         await self.is_ready()  # opens new models: the protocol may be unable to serve them
         await self._connected()
         refused = {key[:2]: model.refused for key, model in self._opened.items()}

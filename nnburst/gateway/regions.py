@@ -50,7 +50,8 @@ class RegisteredRegion:
 
 
 class Regions:
-    """The registered regions. Only the event loop's thread may change them; any thread may read and write parts.
+    """The registered regions. Only the event loop's thread may register and remove regions. Any thread may read and
+    write parts of regions.
 
     Args:
         allowed: True if clients may register memory.

@@ -143,7 +143,7 @@ def deployment(
         serve_options: Arguments of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests``, and so on.
         batch: Maximum number of requests in one batch. More than 1 needs a model whose inputs all have a symbolic
             first dimension.
-        batch_wait: Seconds that the first request of a batch waits for others.
+        batch_wait: Seconds that the first request of a batch waits for other requests.
         session: The other arguments of `Replica`.
     """
 

@@ -146,7 +146,7 @@ def inject(
     delay: float | None = None,
     freeze: bool | Freeze = False,
 ) -> Fault:
-    """Inject a fault into a service and return it. The fault affects every later call to the service.
+    """Inject a fault into a service, and return the fault, which affects all later calls to the service.
 
     If several faults are due in one call, they happen in the order in which they were injected.
 

@@ -45,7 +45,7 @@ _BOUNDS_NS = tuple(
 
 
 class Collector:
-    """Collector that reads a service's statistics at each request for metrics, and sums them by model.
+    """Collector that reads a service's statistics at each request for metrics, and sums the numbers by model.
 
     Args:
         pid: Process id of the service.

@@ -1,8 +1,8 @@
 """Executions that block no caller. An event loop, or one thread for all executions of a burst, waits for answers.
 
 The bell of a burst is a socket. If `InFlightRuns.collect` or `arm` finds no answer, the service makes the bell readable
-at the next answer. Several threads may watch the bell. When it is readable, all of them call `collect`, and one takes
-the answers.
+at the next answer. Several threads may watch the bell. When it is readable, every watching thread calls `collect`, and
+one thread takes the answers.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class InFlightRuns:
     def arm(self) -> bool:
         """Ask the service to make the bell readable at the next answer. Return False if nothing is in flight."""
         while self._flying:
-            if lib.nnb_client_arm(self._endpoint) <= 0:  # if negative, the thread that waits in the burst rings
+            if lib.nnb_client_arm(self._endpoint) <= 0:  # if negative, a thread waits in the burst, and rings the bell
                 return True
             self._land_all()
         return False

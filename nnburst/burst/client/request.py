@@ -220,7 +220,7 @@ class BoundRequest(Runnable, OneProcess):
         """
         self._check_not_closed()
         while (flight := self.controller.flights.start(self, look_until=look_until)).status == _LEFT:
-            pass  # another thread has moved it to another burst
+            pass  # another thread has moved the request to another burst
         return flight
 
     @property

@@ -48,7 +48,7 @@ class ListenerGroup:
         self._bursts: list[ServerEnd | None] = []
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count(1)
-        self._batchers: set[CData] = set()  # keeps batchers of closed models, which the leader may still use
+        self._batchers: set[CData] = set()  # C may still use batchers of closed models
         self._closed = False
         SERVING[id(self)] = self
 
@@ -176,7 +176,7 @@ class ListenerGroup:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The account of one client's processor time. All bursts of the client share it, including closed ones."""
+    """The account of one client's processor time. All bursts of the client share the account, even closed bursts."""
 
     group: ListenerGroup
     number: int
@@ -197,7 +197,7 @@ class Batcher:
 
     @classmethod
     def make(cls, most: int, wait: float) -> Batcher:
-        """Return a batcher for runs of at most `most` requests. A request waits at most `wait` seconds for others."""
+        """Return a batcher for runs of at most `most` requests. A request waits at most `wait` seconds for more."""
         wait_ns = max(1, int(wait * 1e9))
         return cls(ffi.new("nnb_batcher *", (most, wait_ns)), wait_ns)
 
@@ -209,7 +209,7 @@ class FlowQueue:
     Attributes:
         flow: The client's flow.
         priority: Priority of the queue's requests.
-        batcher: Batcher that joins the requests with others, or None.
+        batcher: Batcher that joins the requests with requests from the model's other bursts, or None.
     """
 
     flow: Flow

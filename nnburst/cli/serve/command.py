@@ -387,7 +387,7 @@ def _batching(
     most: int = lib.NNB_MOST_BATCHED
     chosen = {"": Batching()}
     for option, texts in (("--batch", batches), ("--batch-wait", waits)):
-        for text in sorted(texts, key=lambda text: "=" in text):  # values for one model override
+        for text in sorted(texts, key=lambda text: "=" in text):  # a model's own value comes last, so it wins
             name, equals, value = text.rpartition("=")
             if not files and directory is None:
                 raise InvalidArgument(f"{option} {text}: there is no model; give --model NAME=FILE or --models DIR")

@@ -20,7 +20,7 @@ _PIECE = 4 << 20
 
 
 class Batching(NamedTuple):
-    """The maximum number of batch rows in one run, and the longest time in seconds that a request waits for others."""
+    """The maximum number of batch rows in one run, and the most seconds that a request waits for other requests."""
 
     rows: int = 1
     wait: float = 0.0
