@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst._core.errno import this_process
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnburst.service.process.command import service_environment
 from nnburst.service.process.discovery import dial
@@ -411,6 +412,7 @@ def test_wrong_option_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
     monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(this_process, "name", "restored at the end, because the command changes it")
     done = run_command("serve", *options)
     assert done.exit_code == 1
     assert message in done.output
