@@ -1,8 +1,9 @@
 """Run a recurrent network whose state never leaves the service.
 
 A gated recurrent cell follows a noisy signal. Its state is an output of each step and an input of the next:
-``Session.bind(state={"h_out": "h_in"})`` keeps it in the device, so that it is never transferred. The result is
-compared with the same cell in NumPy, and the time of a step with that of a session whose state is copied in and out.
+``Session.bind(state={"h_out": "h_in"})`` keeps it in the device, so that it is never transferred. The program compares
+the result with the same cell in NumPy. It also compares the time of a step with the time of a step whose state is
+copied in and out.
 
 Usage: python examples/recurrent_state.py [--units 256] [--steps 500]
 """

@@ -14,7 +14,8 @@ The result None means status NONE, without shapes or timing. A kernel may have t
 * ``run_until(deadline_ns)`` is called instead of the kernel if a run has a deadline, and ends the run at the deadline.
 * ``cancel()`` ends the run soon, from any thread and without waiting. The kernel never runs again.
 * ``gate`` is a `BufferSet`. The kernel locks its driver-managed buffers, runs, and commits the buffers. If no buffer
-  has moved, a burst may instead lock the buffers in C, run ``gate.current``, and commit the buffers in C.
+  has moved since the last run, a burst may instead lock the buffers in C, run ``gate.current``, and commit the buffers
+  in C.
 * ``c_kernel`` is an ``nnb_kernel *`` of ``csrc/nnburst.h``. Later runs call it without the interpreter lock. It may
   also run requests of other dimensions (``docs/internals/devices.md``). The kernel keeps alive what ``c_kernel`` needs.
 * ``conclude(status, deadline_ns)`` raises the exception of a failed run of ``c_kernel``, or returns the run's result.

@@ -46,7 +46,7 @@ class MasterKey:
 
     @classmethod
     def open(cls, directory: int) -> MasterKey:
-        """Read or make the key of a state directory. Raises `CacheRejected` if other users may read the file."""
+        """Read or make the key of a state directory. Raises `CacheRejected` if other users may read the key's file."""
         if _KEY not in os.listdir(directory):
             with _lock_directory(directory):
                 if _KEY not in os.listdir(directory):  # Another process may have made the key.
@@ -134,7 +134,7 @@ class TrustStore:
             yield place, key.derive("trust", device.encode())
 
     def set_epoch(self, device: str, epoch: bytes) -> None:
-        """Record the running build of a device. A new build removes the device's entries."""
+        """Record the running build of a device. If the build has changed, remove the device's entries."""
         with self._open(device, writing=True) as (place, _):
             if _contents(place, _EPOCH) != epoch:
                 for name in _entries(place):

@@ -45,7 +45,9 @@ class EventFlag(Closing):
         self._word, self._owner = _find_word(source, offset)
 
     def wake(self, mask: int) -> None:
-        """Set bits, and wake all waiters for bits that were not set before. If all were set, no system call is made.
+        """Set bits, and wake all waiters for bits that were not set before.
+
+        If all bits were already set, no system call is made.
 
         Args:
             mask: Bits; 0 does nothing.

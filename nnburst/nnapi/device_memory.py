@@ -104,7 +104,7 @@ class MemoryDesc:
         self._dimensions = dimensions
 
     def set_dimensions(self, dimensions: Sequence[int]) -> None:
-        """Set dimensions that the roles leave open. Further calls can set more.
+        """Set dimensions that the roles leave open. Further calls can set more dimensions.
 
         Args:
             dimensions: All dimensions, 0 for an open dimension.

@@ -13,9 +13,9 @@ from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 class Event:
     """The end of a started execution, returned by `Execution.start_compute` and similar methods.
 
-    An event has a file descriptor that becomes readable at the end, for ``select`` or ``loop.add_reader``. In the
-    service, other executions can wait for the event (see `Execution.start_compute_with_dependencies`). Only `wait`
-    copies outputs to the caller's arrays and raises the execution's error.
+    An event has a file descriptor, for ``select`` or ``loop.add_reader``, that becomes readable when the execution
+    ends. In the service, other executions can wait for the event (see `Execution.start_compute_with_dependencies`).
+    Only `wait` copies outputs to the caller's arrays and raises the execution's error.
 
     Args:
         fence: Fence that is signalled at the end, with an error if the execution failed. The event owns the fence.
@@ -31,7 +31,7 @@ class Event:
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
-        """Call a function in a new thread, and return the event of its end.
+        """Call a function in a new thread, and return an event that reports the end of the call.
 
         Raises:
             ResourceExhausted: No thread can be started."""
@@ -70,7 +70,7 @@ class Event:
         return cls(fence, lambda: fence.wait(0))
 
     def fileno(self) -> int:
-        """Return the descriptor, which becomes readable at the end. Poll the descriptor; never read from it."""
+        """Return the descriptor, which becomes readable when the execution ends. Poll it; never read from it."""
         return self.fence.fileno()
 
     def get_sync_fence_fd(self) -> int:

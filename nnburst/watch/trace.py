@@ -2,7 +2,7 @@
 
 The C core records the times when a request was sent, taken, answered and received. When a burst is closed or the
 process ends, the burst's last runs are appended to the file, which is valid JSON at any time. Several processes can
-share the file: the first process empties the file, and sets the variable `_BEGUN` for its children.
+share the file: the first process empties the file, and sets the environment variable `_BEGUN` for its children.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class InFlight:
         self._then: Callable[[InFlight], None] | None = None
 
     def set_end_listener(self, then: Callable[[InFlight], None]) -> None:
-        """Call `then` when the run has ended, or at once if it has ended. Another call of this method replaces `then`.
+        """Call `then` when the run ends, or at once if it has already ended. A further call replaces `then`.
 
         The thread that takes the answer calls `then`, possibly twice. `then` must not wait.
         """
