@@ -9,7 +9,7 @@
 
 Each figure is the median over the turns.
 
-With ``--model FILE`` it measures that model, without limits.
+With ``--model FILE``, the benchmark measures that model, and checks no limits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure the throughput of 1, 2, 4 … programs with one shared service, or with a service each.
 
 ``python benchmarks/clients.py [--most N] [--bursts K] [--own [--window US]] [--quick]`` prints, for each number of
-programs, the total runs per second, and the ratio of the fastest program's runs to the slowest's: medians of five
-turns. The model does nothing. With ``--bursts`` each program has K bursts, with a thread for each.
+programs, the total runs per second, and the fastest program's runs divided by the slowest program's runs. Both are
+medians of five turns. The model does nothing. With ``--bursts``, each program has K bursts, and a thread for each burst.
 """
 
 from __future__ import annotations

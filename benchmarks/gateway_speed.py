@@ -1,9 +1,9 @@
 """Measure the cost of the gateway: gRPC inference against a gRPC echo, and shared memory against bytes.
 
 ``python benchmarks/gateway_speed.py [--seconds S]`` starts a shared service with its gateway, and an echo:
-a ``grpc.aio`` server with the same stubs, which answers an empty request with an empty response, and any other with a
-response as large as the model's. One client with a blocking stub calls the gateway and the echo in turns. Exits with 1
-if a ratio exceeds its limit.
+a ``grpc.aio`` server with the same stubs. The echo answers an empty request with an empty response, and any other
+request with a response as large as the model's response. One client with a blocking stub calls the gateway and the echo
+in turns. Exits with 1 if a ratio exceeds its limit.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``python benchmarks/many_speed.py [--quick]`` exits with 1 if a ratio does not keep its limit:
 
-* ``one by one``: ratio of the runs per second of ``run_many`` to those of ``Session.run``.
+* ``one by one``: runs per second of ``run_many``, divided by runs per second of ``Session.run``.
 * ``run_many``: time of ``run_many(batch=…)`` for 10,000 inputs, divided by the time of `InferenceSession.run` in this
   process with batches made by the program. Each side uses its best batch size.
 """
@@ -47,7 +47,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def one_by_one_ratio(path: Path, rounds: int, runs: int) -> float:
-    """Return the ratio of the runs per second of `run_many` to those of `run`."""
+    """Return the runs per second of `run_many`, divided by the runs per second of `run`."""
     xs = [np.random.default_rng(i).normal(size=(1, WIDTH)).astype(np.float32) for i in range(64)]
 
     def inputs() -> Iterator[dict[str, np.ndarray]]:
@@ -106,7 +106,7 @@ def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
 
 @contextlib.contextmanager
 def apart(pid: int) -> Iterator[None]:
-    """Pin all threads of this process to one processor and those of a service to another."""
+    """Pin all threads of this process to one processor, and all threads of a service to another processor."""
     every = os.sched_getaffinity(0)
     pin(pid, {max(every)})
     pin(os.getpid(), {min(every)})

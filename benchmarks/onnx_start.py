@@ -1,6 +1,7 @@
-"""Measure how much a compilation cache speeds up opening ONNX sessions, with networks of the `onnx` package.
+"""Measure how much a compilation cache speeds up the opening of ONNX sessions.
 
-The weights of these networks are computed in the graph; two networks are also measured with random weights.
+The models are networks of the `onnx` package, whose weights are computed in the graph. Two networks are also measured
+with random weights.
 
 ``python benchmarks/onnx_start.py [--rounds N] [--markdown FILE] [NETWORK …]`` opens sessions in one service, in turns
 with and without a cache, and exits with 1 if a limit is missed. The times with a cache include its verification.

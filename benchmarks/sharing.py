@@ -1,10 +1,10 @@
-"""Check the promises of a shared service: priority, equal shares, and no delay by runs of others that hang.
+"""Check the promises of a shared service: priority, equal shares, and no delay when other clients' runs hang.
 
 ``python benchmarks/sharing.py [--quick] [--json FILE]`` starts ``nnburst serve`` with the functions below and clients
 in separate processes, and exits with 1 if a limit is missed:
 
 * ``priority``: a HIGH client runs every 2 ms, while two LOW clients for each processor run as fast as they can. The
-  99th percentile of its runs is at most twice that of the client alone, plus one execution of LOW.
+  99th percentile of its runs is at most twice the percentile of the client alone, plus one execution of LOW.
 * ``share quick``, ``share slow``: each of two equal clients gets 45 to 55 % of the runs.
 * ``hang``: a client runs while as many runs of other clients hang as there are processors. The limit is the 99th
   percentile without the other clients, plus one execution. It holds for the 99th percentile of the client's runs, and
@@ -116,12 +116,12 @@ def together(seconds: float, *clients: Client, pause: float = 0.0) -> list[Runs]
 
 
 def p99(turns: list[Runs], column: int = TOOK) -> float:
-    """Return the median over the turns of the 99th percentile."""
+    """Return the median of the turns' 99th percentiles."""
     return statistics.median(float(np.percentile(runs[:, column], 99)) for runs in turns)
 
 
 def p50(turns: list[Runs], column: int = TOOK) -> float:
-    """Return the median over the turns of the median."""
+    """Return the median of the turns' medians."""
     return statistics.median(float(np.median(runs[:, column])) for runs in turns)
 
 

@@ -7,8 +7,8 @@ worker. It exits with 1 if a limit is missed:
 * ``share``, ``share bursts``: each of two users gets 45 to 55 % of the runs, also with four bursts against twelve.
 * ``greedy`` (eight bursts that never rest), ``endless`` (loops that never end), ``crashing`` (a worker that dies as
   often as it starts), ``flooding`` (connections, messages and log lines without pause): an honest client runs every
-  5 ms beside the hostile one. The 99th percentile of its runs is at most twice that without the hostile client, plus a
-  tick of the kernel. No run fails, and the honest client's worker lives.
+  5 ms beside the hostile client. The 99th percentile of the honest client's runs is at most twice the percentile
+  without the hostile client, plus a tick of the kernel. No run fails, and the honest client's worker lives.
 
 Compared cases are measured in turns; the percentiles are over all turns together.
 """
@@ -195,7 +195,7 @@ def floods(address: str, end: Connection) -> None:
 
 
 def share(address: str, seconds: float, rounds: int, bursts: tuple[int, int]) -> float:
-    """Return the percentage of runs that the second of two users gets. `bursts` has the number of bursts of each."""
+    """Return the percentage of runs that the second of two users gets. `bursts`: number of bursts of each user."""
     with contextlib.ExitStack() as stack:
         pair = [client(stack, uid, works, address, n, 0.0) for uid, n in zip((ONE, OTHER), bursts, strict=True)]
         counts = [0, 0]

@@ -1,4 +1,4 @@
-"""Measure strings and maps passed through a service, against `InferenceSession.run` in this process.
+"""Measure runs with strings and maps through a service, against `InferenceSession.run` in this process.
 
 ``python benchmarks/values_speed.py [--rounds 200]`` runs two classifiers as scikit-learn exports them, in turns. One
 gets numbers, and answers with a string and a map for each row (ZipMap). The other gets a table with a string column.

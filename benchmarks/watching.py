@@ -1,4 +1,4 @@
-"""Measure how much timing, an attached `nnburst top` and a trace slow down a no-op execution.
+"""Measure how much a no-op execution is slowed down by timing, by an attached `nnburst top`, and by a trace.
 
 Client and service have one CPU each. The cases take turns in short blocks, and ratios compare neighbouring blocks.
 

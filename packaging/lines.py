@@ -59,7 +59,7 @@ def rooms() -> Counter[str]:
 
 
 def words() -> Counter[str]:
-    """Return the number of written words of Markdown by group, then of words in programs and in generated tables."""
+    """Return numbers of words of Markdown: written words by group, then words in programs and in generated tables."""
     found: Counter[str] = Counter()
     for path in (path for pattern in PAGES for path in ROOT.glob(pattern)):
         name = str(path.relative_to(ROOT))

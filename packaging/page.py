@@ -14,7 +14,7 @@ RELATIVE = r"\((?!\w+:|#)([^)\s]+)\)"
 
 
 def links(text: str, url: str, tag: str) -> str:
-    """Return Markdown with relative links and pictures made absolute, or removed without a URL."""
+    """Make relative links and pictures in Markdown absolute. If `url` is empty, remove pictures and unlink texts."""
     picture, link = (f"[\\1]({url}/{way}/{tag}/\\2)" if url else "" for way in ("raw", "blob"))
     text = re.sub(rf"!\[([^]]*)\]{RELATIVE}", f"!{picture}" if url else "", text)
     return re.sub(rf"(?<!!)\[([^]]+)\]{RELATIVE}", link or r"\1", text)

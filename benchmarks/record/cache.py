@@ -1,4 +1,4 @@
-"""Rows (j): times to compile and to restore a model of five million weights, and a lower limit of the second time."""
+"""Rows (j): times to compile, to restore, and only to read and hash a model of five million weights."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Declaration(Struct, frozen=True):
 def declare(
     *_: Never, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
 ) -> Callable[[Function], Function]:
-    """Declare a function's tensors, so that a service can offer it.
+    """Declare a function's inputs and outputs, so that a service can run the function.
 
     The function gets one array per input. These arrays are read-only, and valid only while the function runs. It
     returns one array, or a tuple with one array per output.

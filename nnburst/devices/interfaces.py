@@ -1,6 +1,6 @@
 """The interfaces of devices and prepared models, local or in another process.
 
-A local device and a client's proxy of a remote device implement the same classes. So their callers work with both.
+A local device and a client's proxy of a remote device implement the same classes. So code for one works with the other.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Buffer(Closing, abc.ABC):
 
     @abc.abstractmethod
     def copy_buffer(self, source: Buffer) -> None:
-        """Replace the contents by those of another buffer of this device.
+        """Replace the contents by the contents of another buffer of this device.
 
         Raises:
             InvalidArgument: The source belongs to another device, has no contents, or differs in type or dimensions.
@@ -283,7 +283,7 @@ class Buffer(Closing, abc.ABC):
 
 
 class Needs(Struct, frozen=True):
-    """The rights that a device needs to run models, besides memory and reading its code.
+    """The rights that a device or function needs while it runs, besides using memory and reading its code.
 
     A service process drops all other rights before its first model. Files that a device's constructor opens stay open.
 

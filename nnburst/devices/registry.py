@@ -1,4 +1,4 @@
-"""The registry of devices: built-in ones, and entry points of the group ``nnburst.devices``."""
+"""The registry of devices: built-in devices, and entry points of the group ``nnburst.devices``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A device that reconnects after the death of its process.
 
-The new device must have the old one's name, version, type, extensions, capabilities and numbers of cache files,
-because the caller's decisions depend on them. If any of these has changed, the caller has to make a new
+The new device must have the same name, version, type, extensions, capabilities and numbers of cache files as the old
+device, because the caller's decisions depend on these properties. If one has changed, the caller has to make a new
 `ResilientDevice`.
 """
 

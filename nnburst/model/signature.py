@@ -127,7 +127,7 @@ def signature(
 ) -> Signature:
     """Make a table row from text: input lists, data types such as ``"F32 F16@1.2 Q8"``, output lists.
 
-    The module's docstring explains the language, and `Signature` the options.
+    The module's docstring explains the language. `Signature` explains the options.
     """
     kinds = [_kinds(word)[0] for word in types.split()]
     inputs, results = _expand_all(forms), _expand_all(outputs)

@@ -61,18 +61,18 @@ def setup_deadline(open_timeout: float | None, timeout: float | None) -> Deadlin
 
 
 class Execution(BoundRequest, Closing):
-    """Arguments for a compiled model. Context manager.
+    """A compiled model with its arguments, to run any number of times. Context manager.
 
-    `Session.bind` and `nnapi.Burst.bind` make executions whose arguments are shared arrays: fill ``inputs``, `run`, use
-    ``outputs``. Nothing is copied, and ``run()`` is one call into C.
+    `Session.bind` and `nnapi.Burst.bind` make executions. The arguments are arrays that are shared with the service:
+    fill ``inputs``, call `run`, use ``outputs``. Nothing is copied, and ``run()`` is one call into C.
 
     Attributes:
         inputs: Shared arrays by input name. States have no arrays. Write into the arrays
-            (``x.inputs["image"][:] = frame``), do not replace them. Assign values that are not arrays of numbers:
-            ``x.inputs["words"] = ["a", "b"]``.
-        outputs: Shared arrays by output name, valid until the next run, which overwrites the arrays: keep
-            ``x.outputs["scores"].copy()``. An output whose shape is known only after a run is flat bytes, with its
-            dimensions in `output_shapes`. Reading a value that is not an array of numbers makes a copy.
+            (``execution.inputs["image"][:] = frame``), do not replace them. To set a value that is not an array of
+            numbers, assign it: ``execution.inputs["words"] = ["a", "b"]``.
+        outputs: Shared arrays by output name. The next run overwrites them: to keep one, use
+            ``execution.outputs["scores"].copy()``. An output whose shape is known only after a run is flat bytes, with
+            its dimensions in `output_shapes`. Reading a value that is not an array of numbers makes a copy.
 
     Example:
         >>> with nnburst.Session(model) as session, session.bind() as execution:
@@ -123,7 +123,7 @@ class Execution(BoundRequest, Closing):
 
     @property
     def compilation(self) -> Compilation:
-        """The compilation; after a restart of the service, the session's new one."""
+        """The compilation. After a restart of the service, this is the session's new compilation."""
         return self._arguments.compilation
 
     # ---- shared arrays ---------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ _opening = process_lock()  # locked while a session or service is opened
 class Unopened:
     """A session or service that could not be opened when its pickle was read. Each use raises the error.
 
-    Reading the pickle raises no error: an error would end a worker of `multiprocessing.Pool`, and its caller would wait
-    for ever.
+    Reading the pickle raises no error: an error would end a worker of `multiprocessing.Pool`, and the pool's caller
+    would wait for ever.
     """
 
     def __init__(self, error: NNBurstError, reduced: Reduced) -> None:

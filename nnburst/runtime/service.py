@@ -76,7 +76,7 @@ class LocalBackend:
 
 
 class Service(OneProcess, Closing):
-    """A process that runs models, from `launch`, `connect` or `in_process`. Context manager.
+    """A process that runs models. `launch`, `connect` and `in_process` return services. Context manager.
 
     Attributes:
         what: ``"child"``, ``"in process"``, or the address of a shared service.
@@ -200,7 +200,7 @@ class Service(OneProcess, Closing):
 
     @property
     def alive(self) -> bool:
-        """False if the service is closed, or its process has ended for good."""
+        """True until the service is closed, or its process has ended and cannot be restarted."""
         return not self._closed and (bool(self._restarting) or self._backend.alive)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:

@@ -106,13 +106,13 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class Session(OneProcess, Closing):
-    """A compiled model, ready to run in a service process through a burst.
+    """A compiled model that runs in another process, a service. Context manager.
 
-    Any number of threads may call `run`; one thread at a time may use an execution of `bind`. Sessions can share a
-    service. Context manager.
+    Any number of threads may call `run`. Only one thread at a time may use an execution from `bind`. Several sessions
+    can share a service.
 
-    A session on a service from `connect` pickles as the service's address, the model and the options. A process that
-    reads several pickles of a session opens the session once.
+    A session on a service from `connect` can be pickled. The pickle contains the service's address, the model and the
+    options. A process that reads several pickles of a session opens the session once.
 
     Args:
         model: Path of a file (``"detector.onnx"``), bytes of a file, a `Model` from `ModelBuilder`, or the name of a
@@ -130,11 +130,11 @@ class Session(OneProcess, Closing):
         concurrency: Maximum number of simultaneous runs in the service; None for the number of the service's CPUs.
             Further callers wait.
         polling_window: See `nnapi.Burst`.
-        timeout: Default time limit of a run in seconds, including waits for other runs but not preparation; None for no
-            limit, 0 to accept only an immediate answer. A WHILE loop has the same limit, but at most 15 seconds; if
-            `timeout` is None, 2 seconds.
-        open_timeout: Time limit in seconds for opening the session (with the start of its own service), for `bind`, and
-            for preparing a run, such as opening a burst or allocating arrays. By default, the limit is
+        timeout: Default time limit of a run in seconds; None for no limit, 0 to accept only an immediate answer. The
+            limit includes waits for other runs, but not the preparation of the run. A WHILE loop has the same limit,
+            but at most 15 seconds; if `timeout` is None, 2 seconds.
+        open_timeout: Time limit in seconds for opening the session (including the start of its own service), for
+            `bind`, and for preparing a run, such as opening a burst or allocating arrays. By default, the limit is
             `timeout`, but not less than a second for preparing a run, or a minute for opening and `bind`. Without
             `timeout`, there is no limit.
         cache_dir: Directory where the compiled model is saved, to be restored next time. With a `cache_key`,
@@ -148,8 +148,9 @@ class Session(OneProcess, Closing):
             compiles or restores the model. A new session with ``"restart"`` also restarts a dead `service`. Executions
             of `bind` continue with their arrays. Executions with a state raise `DeadObject`: the state is lost. See
             `restarts`.
-        retry: Number of repetitions of a run after a death of the service, within the run's timeout, for models without
-            side effects. After the last repetition, the run raises `DeadObject`. A run with a state is never repeated.
+        retry: Number of times that a run is repeated if the service dies, within the run's timeout. Only for models
+            without side effects. After the last repetition, the run raises `DeadObject`. A run with a state is never
+            repeated.
         sandbox: Sandbox of the session's own service, as for `launch`; None for the default.
 
     Raises:
@@ -441,7 +442,7 @@ class Session(OneProcess, Closing):
     def _lend_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
-        """Lend a ring of executions, and keep it for arguments of the same form."""
+        """Lend a ring of executions. Afterwards, the pool keeps the ring for arguments of the same form."""
         rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:

@@ -93,7 +93,7 @@ def relu() -> Any:
 
 
 def types() -> Any:
-    """Return a model with an input and an equal output of each type."""
+    """Return a model that copies an input of each type to an output."""
     kinds = {"f2": 10, "f8": 11, "i1": 3, "u1": 2, "i4": 6, "i8": 7, "b": 9}
     inputs, outputs = ([(side + name, kind, (3,)) for name, kind in kinds.items()] for side in ("in_", "out_"))
     return graph([node("Identity", ["in_" + name], ["out_" + name]) for name in kinds], inputs, outputs)

@@ -1,4 +1,4 @@
-"""Wrong messages, derived from the types of correct ones, and descriptors of every kind."""
+"""Wrong messages, derived from the types of correct messages, and descriptors of every kind."""
 
 from __future__ import annotations
 

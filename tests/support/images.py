@@ -88,7 +88,7 @@ def bits(tensor: np.ndarray[Any, Any]) -> list[int]:
 
 @st.composite
 def layouts(draw: st.DrawFn, name: str) -> ImageLayout:
-    """Draw a layout of a small image with any size, order of planes and gaps."""
+    """Draw a layout of a small image. The size, the order of the planes and the gaps vary."""
     width, height, layers = (draw(st.integers(1, most)) for most in (9, 7, 3))
     size, gap = BYTES.get(name, 1), st.integers(0, 3)
     half_width, half_height = (width + 1) // 2, (height + 1) // 2

@@ -47,7 +47,7 @@ class Hostile(LocalDevice):
 def hostile_service(
     directory: Path, function: Callable[..., object], *options: str, setup: str = "", **process: Any
 ) -> Iterator[Shared]:
-    """Run a shared service whose device calls a function with the arguments of `attack` when it compiles.
+    """Run a shared service. When its device compiles a model, the device calls a function with `attack`'s arguments.
 
     Args:
         directory: Directory of the service's files.

@@ -108,7 +108,7 @@ def lowering_device() -> OnnxRuntimeDevice | None:
 
 
 def check_lowered(model: Model, inputs: Sequence[Array], status: ErrorStatus, wanted: Sequence[Array]) -> bool:
-    """Compare results with those of the lowered model. Return False if the model is not compared."""
+    """Compare results with the results of the lowered model. Return False if the model is not compared."""
     device = lowering_device()
     try:
         if device is None or not all(device.get_supported_operations(model)):

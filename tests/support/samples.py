@@ -55,8 +55,9 @@ def make_request(
     """Return a request with arguments in one memory. If there are too few `inputs`, the last inputs are omitted.
 
     Args:
-        output_dims: Dimensions of the outputs; None for the model's. An output of open size then gets 64 KiB.
-        short: Bytes that output 0 lacks.
+        output_dims: Dimensions of the outputs; None for the model's dimensions. An output of open size then gets
+            64 KiB.
+        short: Number of bytes by which the memory of output 0 is too small.
         step: Alignment of arguments in bytes.
         make: Function that makes a memory, called for the inputs and again for the outputs; None for one memory.
     """

@@ -160,7 +160,7 @@ class Shared:
     Args:
         under: A command and its options, which runs the service's command.
         before: A statement that the process runs first, such as one that shortens a wait.
-        env: Environment variables besides this process's.
+        env: Additional environment variables.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ def _package() -> Path:
 
 @cache
 def package_version() -> str:
-    """Return ONNX Runtime's version from the file of its Python module, because its package can have several names."""
+    """Return ONNX Runtime's version from the file of its Python module, because the package can have several names."""
     try:
         said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
     except FileNotFoundError:  # A frozen program has no file.
@@ -203,7 +203,10 @@ class SessionOptions:
         _api.call("AddInitializer", self.handle, name.encode(), value.handle)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Supply tensors that the graph expects in external files. The tensors must exist until the session does."""
+        """Supply tensors that the graph expects in external files.
+
+        The tensors must exist until the session has been created.
+        """
         texts = [ffi.new("char[]", name.encode()) for name in names]
         handles = ffi.new("void *[]", [value.handle for value in values])
         _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))

@@ -60,7 +60,7 @@ class BoundGraph:
     """A `Kernel` that runs a graph on the arrays of one request. Not for concurrent use.
 
     Args:
-        request: A request that `validate_request` accepted, with open memory.
+        request: A request that `validate_request` accepted, and whose memory is open.
         leave_open: Called with the positions of outputs whose declared dimensions are wrong.
         batches: The model's batches; None if requests never run together.
 

@@ -81,7 +81,7 @@ class Binding:
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Release all arrays except those of `operands`, which the caller then owns. Return their size in bytes."""
+        """Give the arrays of `operands` to the caller, and release all others. Return the given arrays' size in bytes."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.release(tuple(self._taken))
         return handed
@@ -158,7 +158,7 @@ class Binding:
                 raise InvalidArgument(f"input {position} has no value, but the operation needs one")
 
     def place(self, index: int, dims: tuple[int, ...]) -> None:
-        """Create a result's array, after comparing the dimensions with the declared ones."""
+        """Create a result's array, after comparing the dimensions with the declared dimensions."""
         operand, expected = self.graph.subgraph.operands[index], self.expected[index]
         if expected and (
             len(expected) != len(dims) or any(e not in (0, d) for e, d in zip(expected, dims, strict=True))

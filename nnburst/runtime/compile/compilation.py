@@ -52,7 +52,7 @@ class CompilationReport(Struct, frozen=True):
     """The devices that run a model.
 
     Attributes:
-        steps: The steps in running order; one if one device runs the whole model.
+        steps: The steps in running order; a single step if one device runs the whole model.
         refusals: (name, reason) for each device that failed to compile.
     """
 
@@ -67,8 +67,8 @@ class Compilation(OneProcess, Closing):
         model: A model from `ModelBuilder`, or imported by a device.
         devices: Devices in order of preference. The first device that supports every operation compiles the model; if
             the device fails, the next one does. If no device supports every operation, the model is split among devices
-            (see `report`). With a `Service`, the runtime chooses among the service's devices by measured speed, and can
-            use shared memory instead of device memory.
+            (see `report`). If a `Service` is given, the runtime chooses among the service's devices by measured speed,
+            and can use shared memory instead of device memory.
 
     Raises:
         InvalidArgument: The model is not a `Model`; no device is given, or a device is given twice.

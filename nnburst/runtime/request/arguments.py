@@ -345,7 +345,7 @@ class Arguments:
     # ---- other shapes ----------------------------------------------------------------------------------------
 
     def solve(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
-        """Return the shapes of all arguments, completed from given shapes.
+        """Return the shapes of all arguments, if some have the given shapes.
 
         Raises the same errors as `solve_shapes` and `check_states`.
         """

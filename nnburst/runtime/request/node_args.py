@@ -41,7 +41,8 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
     Attributes:
         name: Name in the model, or ``input0``, ``output0`` …
-        shape: Sizes of the dimensions; a symbolic name or None for an open dimension. None for an open rank.
+        shape: Sizes of the dimensions; a symbolic name or None for an open dimension. If the rank is open, None instead
+            of a tuple.
         dtype: NumPy type of the elements. If NumPy lacks the type, an integer type of the same size.
         bits_of: Name in ``ml_dtypes`` of a type that NumPy lacks. Arrays of that type are accepted, too.
         type: `OperandType` value.
@@ -177,7 +178,7 @@ def as_array(value: Any, what: str) -> Array:
     """Return a value as an array. Tensors in this process's memory, and objects with DLPack, are not copied.
 
     Raises:
-        InvalidArgument: The value is a tensor on a GPU or with gradients, or a list of unequal rows.
+        InvalidArgument: The value is a tensor on a GPU or with gradients, or a list of rows of different lengths.
     """
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -361,7 +362,7 @@ class Sizes(Struct, frozen=True):
 
     @property
     def form(self) -> Hashable:
-        """The properties that `reshape` must keep: ranks, and the presence and emptiness of arguments."""
+        """The properties that `reshape` must keep: ranks, and which arguments are omitted or empty."""
         shapes = (*self.inputs, *self.outputs)
         return tuple([s if s is None else ~len(s) if 0 in s else len(s) for s in shapes])
 

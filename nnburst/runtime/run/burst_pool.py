@@ -107,7 +107,7 @@ class BurstPool:
         self._bursts, self._of_rings, self._rings = bursts, [], {}
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
-        """Return a burst that replaces a busy or dead one; None if a dead one has no replacement.
+        """Return a burst that replaces a busy or dead burst; None if a dead burst has no replacement.
 
         Raises the same errors as `get_free_burst`.
         """

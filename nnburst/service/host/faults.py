@@ -85,7 +85,7 @@ class _Armed:
 
 
 class FaultPoints:
-    """The orders of a client.
+    """The orders of a client to cause faults in this service.
 
     Args:
         sock: Socket from which orders are read. This object closes it.

@@ -119,6 +119,9 @@ def _digits(scale: float) -> int:
 
 
 def _clip(call: KernelCall, name: str, scale: float, most: int) -> tuple[int, int]:
-    """Return the smallest and the largest stored value for the clip limit `name`. A limit of 0 clips nothing."""
+    """Return the smallest and the largest stored value that the clip limit in the input `name` allows.
+
+    A limit of 0 clips nothing.
+    """
     clip = call.number(name) / scale if call.is_given(name) else 0.0
     return (-int(min(clip, most)), int(min(clip, most))) if clip > 0 else (-most - 1, most)

@@ -68,7 +68,7 @@ class _Cell(NamedTuple):
     """A recurrent cell: the names of its inputs and states, and its step function.
 
     The arguments of `step` are the inputs, an element of the sequence, the states, and an element of the auxiliary
-    sequence or None. `step` returns the next states, first the output.
+    sequence or None. `step` returns the next states. The first state is also the output.
     """
 
     names: tuple[str, ...]
