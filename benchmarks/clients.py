@@ -2,7 +2,7 @@
 
 ``python benchmarks/clients.py [--most N] [--bursts K] [--own [--window US]] [--quick]`` prints, for each number of
 programs, the total runs per second, and the fastest program's runs divided by the slowest program's runs. Both are
-medians of five turns. The model does nothing. With ``--bursts``, each program has K bursts, and a thread for each burst.
+medians of five turns. The model does nothing. With ``--bursts``, each program has K bursts, with a thread for each.
 """
 
 from __future__ import annotations

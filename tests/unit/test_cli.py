@@ -128,7 +128,7 @@ def test_file_of_options_of_the_page_is_read_as_printed(serve_with: Callable[...
     ("config", "said"),
     [
         ("title = 3", "has title; nnburst serve has no such option.\n"),
-        ('nmae = "x"', "has nmae; nnburst serve has no such option. Did you mean"),
+        ('names = "x"', "has names; nnburst serve has no such option. Did you mean"),
         ("name =", "is no TOML"),
         ('sandbox = "maybe"', "'maybe' is not one of"),
         ("oip-control = 3", "'3' is not a valid boolean"),

@@ -81,7 +81,7 @@ class Binding:
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Give the arrays of `operands` to the caller, and release all others. Return the given arrays' size in bytes."""
+        """Give the arrays of `operands` to the caller, and release all others. Return the given arrays' bytes."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.release(tuple(self._taken))
         return handed
