@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, ClassVar, Never, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -121,7 +121,7 @@ class Declaration(Struct, frozen=True):
 
 
 def declare(
-    *_: Never, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
+    *, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
 ) -> Callable[[Function], Function]:
     """Declare a function's inputs and outputs, so that a service can run the function.
 
@@ -149,8 +149,6 @@ def declare(
         >>> total(np.ones(3, np.float32))
         array([3.], dtype=float32)
     """
-    if _:
-        raise InvalidArgument("write @nnburst.declare(inputs=[nnburst.Tensor(…)], outputs=[…]) above the function")
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
         if not isinstance(tensors, tuple | list) or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise InvalidArgument(f"{what} is {tensors!r}; give a list of nnburst.Tensor(name, dtype, shape)")
