@@ -241,4 +241,4 @@ def walls() -> str:
 PICTURES: dict[str, Callable[[], str]] = {
     f"docs/pictures/{drawn.__name__}.svg": drawn for drawn in (architecture, request, latency, sharing, walls)
 }
-"""The pictures by file."""
+"""The functions that draw the pictures, by file."""

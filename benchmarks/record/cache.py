@@ -1,4 +1,4 @@
-"""Rows (j): times to compile, to restore, and only to read and hash a model of five million weights."""
+"""Rows (j): times to compile a model of five million weights, to restore it, and only to read its files."""
 
 from __future__ import annotations
 

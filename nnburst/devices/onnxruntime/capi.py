@@ -83,7 +83,7 @@ _RELEASES = {
 _TENSOR, _SEQUENCE, _MAP = 1, 2, 3
 _KINDS = ("nothing", "tensor", "sequence", "map", "opaque", "sparse tensor", "optional")
 _ERRORS_ONLY = 3
-"""Minimum severity of the messages that ONNX Runtime logs: errors. Warnings are normal."""
+"""Minimum severity of the messages that ONNX Runtime logs: errors. Warnings are normal, and not logged."""
 
 
 class OrtError(Exception):

@@ -140,7 +140,7 @@ class Outbox:
     def gives_up_at(self) -> float:
         """The time to disconnect a peer that does not read answers.
 
-        Unread requests are no reason: they have their own deadlines.
+        Unread requests are no reason to disconnect the peer: they have their own deadlines.
         """
         full_since = self._full_since if self.answers else math.inf
         return min(full_since, self._unread[2] if self._unread else math.inf) + self.send_timeout
