@@ -2,7 +2,8 @@
 
 Four verbs mean the same everywhere:
 
-* ``close`` waits until both sides have released everything. It is idempotent. After an interrupt, call it again.
+* ``close`` waits, for a limited time, until both sides have released everything. It is idempotent. After an interrupt,
+  call it again.
 * ``hang_up`` ends an object at once, without waiting. Any thread, signal handler or finaliser may call it.
 * ``forget`` drops an object without waiting for the service.
 * ``abandon`` drops a forked child's copy of an object; the parent keeps the original.
@@ -18,7 +19,7 @@ between any two steps of any thread, even while the thread has a lock. So:
   the answers (`nnburst.service.connection.mailbox`). A signal handler may do so, too.
 * A finaliser posts jobs and does not wait.
 * A ``close`` of several steps keeps the steps in a `Leaving`, so that an interrupt skips no step.
-* `process_lock` makes all locks, and no thread waits while it has a lock.
+* `process_lock` makes all locks. A thread that has a lock does not wait.
 """
 
 from __future__ import annotations

@@ -124,7 +124,10 @@ class TrustStore:
 
     @contextmanager
     def _open(self, device: str, *, writing: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield the open directory of a device and the key of its files. With `writing`, lock out other writers."""
+        """Yield the descriptor of a device's directory, and the key that authenticates its files.
+
+        With `writing`, other writers wait.
+        """
         with (
             self._root() as (root, key),
             open_in(root, "trust", create=True) as devices,

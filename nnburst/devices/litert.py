@@ -75,7 +75,10 @@ class LitertDevice(LocalDevice):
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why the device cannot run an operation; empty if the operation is the only one of an imported file."""
+        """Return why the device cannot run an operation; empty if it can.
+
+        The device runs only models that it has imported from a file. Such a model has a single operation.
+        """
         is_file = extension_prefix(model, EXTENSION_NAME) == _PREFIX and operation.type == _CODE
         is_file = is_file and len(model.main.operations) == 1 and not model.referenced
         return "" if is_file else f"models of {EXTENSION_NAME} are one file, as imported"

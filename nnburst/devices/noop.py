@@ -41,7 +41,7 @@ class NoopPreparedModel(LocalModel):
 
 
 class _Nothing:
-    """A kernel that does nothing, in Python and in C."""
+    """A kernel that does nothing. It has a Python form and a C form."""
 
     c_kernel = lib.nnb_kernel_noop()
 

@@ -38,8 +38,8 @@ def _not_here(_: object) -> Any:
 class Handle:
     """An ``nnb_mq *``, which is closed when the last reference is dropped.
 
-    A queue, its NumPy views and waiting calls in other threads have references, so closing the queue unmaps no memory
-    in use.
+    The queue, its NumPy views, and calls that wait in other threads have references to the handle, so closing the queue
+    unmaps no memory in use.
 
     Attributes:
         read: Fill a given array, or a new array of a given length. Return the array, None if there are too few

@@ -142,7 +142,7 @@ class Inference(NamedTuple):
 
     Attributes:
         inputs, outputs: The tensors, in any order. If `outputs` is empty, the client requests all outputs.
-        size: Bytes that must be converted element by element.
+        size: Number of bytes that must be converted element by element.
     """
 
     model: str

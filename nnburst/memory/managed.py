@@ -504,7 +504,7 @@ class BufferSet:
         """Commit the outputs of a successful execution.
 
         Args:
-            shapes: Shapes of the outputs that are buffers, in order; not needed if the set is `fixed`.
+            shapes: Shapes of the outputs that are buffers, in order; not needed if all outputs are `fixed`.
 
         Raises:
             GeneralFailure: A shape contradicts its buffer. The contents of all outputs are then undefined.

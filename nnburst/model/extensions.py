@@ -106,7 +106,7 @@ def extension_operand_type(model: Model, code: int, extensions: Iterable[Extensi
     """Return the description of an extension type that a model uses.
 
     Args:
-        model: The model, whose prefixes stand for extensions.
+        model: The model, which maps the upper 16 bits of codes to extensions.
         code: Operand type above 0xFFFF.
         extensions: Extensions of the device.
 

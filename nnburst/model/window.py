@@ -12,7 +12,7 @@ from .types import Array
 
 
 class Axis(Struct, frozen=True):
-    """One spatial axis of a sliding window, in elements. An `out` of 0 is unknown."""
+    """One spatial axis of a sliding window, in elements. `out` is 0 if unknown."""
 
     size: int
     filter: int

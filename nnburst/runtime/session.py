@@ -488,7 +488,7 @@ class Session(OneProcess, Closing):
 
     @property
     def restarts(self) -> tuple[Restart, ...]:
-        """The restarts of the service so far, with ``on_death="restart"``."""
+        """One `Restart` for each restart of the service so far. Empty without ``on_death="restart"``."""
         return self._pool.restarts
 
     def reopen(self) -> None:

@@ -176,7 +176,7 @@ class ListenerGroup:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The account of one client's processor time. All bursts of the client share the account, even closed bursts."""
+    """The account of one client's processor time. It counts all bursts of the client, also after they are closed."""
 
     group: ListenerGroup
     number: int

@@ -57,7 +57,7 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
 
 
 def reader_of(source: str | bytes) -> str:
-    """Return the device that reads a file, found by the path's suffix or by the first of the given bytes."""
+    """Return the device that reads a file, found by the suffix of the path, or by the first bytes of the contents."""
     return SUFFIXES[_suffix(source)]
 
 
@@ -97,7 +97,7 @@ def find_model(
 def import_model(
     service: Service | ServiceConnection, name: str | None, source: str | bytes
 ) -> Iterator[tuple[Device, ImportedModel]]:
-    """Make a device of a service read a model. The model's files are open in the ``with`` block.
+    """Let a device of a service read a model. The model's files stay open during the ``with`` block.
 
     Args:
         name: Name of the device; None for the device that reads the file or has the named model.

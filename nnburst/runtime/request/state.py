@@ -86,7 +86,7 @@ class States:
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}
 
     def checked(self, values: object) -> dict[str, Array]:
-        """Check values for `write`, by input name. Raises `InvalidArgument` for a wrong name, dtype or shape."""
+        """Return checked arrays by input name, for `write`. Raises `InvalidArgument` for a wrong name, dtype or shape."""
         if not isinstance(values, Mapping | None):
             raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
         given = dict(values or {})

@@ -1,4 +1,4 @@
-"""Runs of a session: waits for a permit, executions for new shapes, repetitions with more memory, awaitable runs."""
+"""How a session runs: wait for a permit, make executions for new shapes, repeat with more memory, await."""
 
 from __future__ import annotations
 

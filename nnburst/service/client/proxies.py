@@ -326,7 +326,7 @@ class RemoteFenced(_Remote, FencedExecution):
 
 
 class RemoteBurstContext(_Remote, BurstContext):
-    """A `BurstContext` in a service."""
+    """The client's proxy of a `BurstContext` in a service."""
 
     cpus = frozenset[int]()
     pipelined = False

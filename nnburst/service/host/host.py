@@ -206,7 +206,7 @@ class ServiceHost:
 class Client:
     """A client of the service, with its connection, rights and objects.
 
-    Worker threads serve calls with methods and functions named ``on_*``.
+    The methods and functions named ``on_*`` serve calls, in worker threads.
 
     Attributes:
         flow: The client's `Flow`; None once the client has disconnected, or if each burst has its own thread.

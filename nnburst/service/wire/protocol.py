@@ -756,7 +756,7 @@ def decode_error(body: bytes) -> ErrorReply:
 
 
 def error_reply(error: NNBurstError) -> ErrorReply:
-    """Return the reply for an exception. A status that may not be sent becomes GENERAL_FAILURE."""
+    """Return the reply for an exception. A status that the protocol lacks becomes GENERAL_FAILURE."""
     failure = failure_of(error)
     reason = error.reason if isinstance(error, CacheRejected) else None
     return ErrorReply(int(failure[0]), sendable(failure.reason), failure[1], reason)

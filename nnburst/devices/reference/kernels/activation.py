@@ -65,12 +65,12 @@ def reciprocal_root(x: Array, out: Array) -> None:
 
 
 def hard_swish(x: Array, out: Array) -> None:
-    """HARD_SWISH: x clamp(x + 3, 0, 6) / 6."""
+    """HARD_SWISH: x * clamp(x + 3, 0, 6) / 6."""
     np.multiply(x, np.clip(x + x.dtype.type(3), 0, 6) / x.dtype.type(6), out=out)
 
 
 def elu(call: KernelCall) -> None:
-    """ELU: x, or alpha (exp(x) - 1) below 0."""
+    """ELU: x, or alpha * (exp(x) - 1) if x < 0."""
     alpha = call.real_dtype(call.number("alpha"))
     call.compute(lambda x: np.where(x >= 0, x, alpha * np.expm1(x)), call.real("x"))
 
