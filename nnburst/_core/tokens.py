@@ -52,7 +52,10 @@ class Tokens:
         self._tokens = found
 
     def admit(self, header: str | None) -> bool:
-        """Return True if an Authorization header has a valid token. The time of a check tells nothing about the valid tokens."""
+        """Return True if an Authorization header has a valid token.
+
+        The time of a check tells nothing about the valid tokens.
+        """
         if self._tokens is None:
             return True
         scheme, _, token = (header or "").partition(" ")

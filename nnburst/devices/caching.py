@@ -97,8 +97,8 @@ class DeviceCacheHome:
 
         Args:
             files: The client's files, their cache key and the model's fingerprint.
-            payloads: Function that returns the contents of model files and of data files. If it returns None, nothing is
-                saved.
+            payloads: Function that returns the contents of model files and of data files. If it returns None,
+                nothing is saved.
             compiled: Function that returns the fingerprint of the compiled contents; see
                 `nnburst.cache.names.model_fingerprint`.
         """

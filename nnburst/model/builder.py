@@ -915,7 +915,7 @@ class ModelBuilder(OperationMethods):
         return Operand(self, index)
 
     def _bias(self, x: Operand, filter: Operand, bias: Value | None, channel_dim: int) -> Operand:
-        """Return a bias as an operand. Numbers get the type and scale that x and the filter require; None means zeros."""
+        """Return a bias as an operand. Numbers get the type and scale that x and the filter require. None: zeros."""
         if isinstance(bias, Operand):
             return bias
         x_info, weights = OPERANDS[x.type], self.describe(filter.index)

@@ -86,7 +86,7 @@ class States:
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}
 
     def checked(self, values: object) -> dict[str, Array]:
-        """Return checked arrays by input name, for `write`. Raises `InvalidArgument` for a wrong name, dtype or shape."""
+        """Check arrays by input name, and return them for `write`. Raises `InvalidArgument` if one does not fit."""
         if not isinstance(values, Mapping | None):
             raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
         given = dict(values or {})
