@@ -51,7 +51,8 @@ class BlobCache:
     def set(self, key: bytes, value: bytes) -> None:
         """Store a value. Do nothing if key or value is empty or too large, or if both together exceed `max_total`.
 
-        Under the policy "halve", a value that does not fit after the eviction is not stored.
+        If there is no room, older values are evicted first. Under the policy "halve", a value that still does not fit
+        is not stored.
         """
         if not (0 < len(key) <= self.max_key and 0 < len(value) <= self.max_value):
             return

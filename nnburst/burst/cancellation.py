@@ -37,7 +37,7 @@ class CancelToken:
 
     Attributes:
         cancelled: A word in C, nonzero once the token is cancelled.
-        server: The burst's server end in C, which shows if the client has abandoned the running request.
+        server: The burst's server end in C, which shows whether the client has abandoned the running request.
             NULL if there is no open burst.
         account: Account that working memory is charged to; None for no account.
     """

@@ -137,7 +137,7 @@ class BurstExecutorWithCache:
 
         Args:
             request: Request without pools; each ``pool_index`` is an index of `slots`.
-            slots: Slot of each pool. All have cache entries.
+            slots: Slot of each pool. Every slot has a cache entry.
             measure: YES if results must carry a `Timing` with ``time_on_device``.
 
         Raises:

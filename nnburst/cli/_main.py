@@ -66,6 +66,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
 
 
+# Of `commands`, click reads only the names; `get_command` imports the command.
 @click.group(cls=_LazyGroup, commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, message="nnburst %(version)s", help="Show the version.")
 def main() -> None:

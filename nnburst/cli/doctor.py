@@ -13,6 +13,7 @@ import os
 import platform
 import resource
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -67,13 +68,13 @@ def check_versions() -> Finding:
     return _ok(", ".join([machine, *versions]))
 
 
-def check_device(name: str, otherwise: Level = Level.WARN) -> Finding:
-    """Check that a device opens in its own service process, and list its needs. `otherwise` grades a failure."""
+def check_device(name: str, *, required: bool = False) -> Finding:
+    """Check that a device opens in its own service process, and list its needs. Without `required`, it may fail."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 
     extra = OF_EXTRA.get(name, "")
-    if otherwise < Level.FAIL and any(find_spec(module) is None for module in EXTRAS.get(extra, ())):
+    if not required and any(find_spec(module) is None for module in EXTRAS.get(extra, ())):
         return check_extra(extra)
     try:
         with launch(devices=[name]) as service:
@@ -81,7 +82,7 @@ def check_device(name: str, otherwise: Level = Level.WARN) -> Finding:
             needs = [said.removeprefix(f"{device.name} ") for said in box.granted] if box else []
             return _ok(f"opens in a service: {device.version_string}; needs: {', '.join(needs) or 'nothing'}")
     except DeviceUnavailable as error:
-        return Finding(otherwise, "cannot be opened", str(error))
+        return Finding(Level.FAIL if required else Level.WARN, "cannot be opened", str(error))
 
 
 def check_extra(extra: str) -> Finding:
@@ -160,7 +161,7 @@ def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
     from nnburst.devices.registry import device_names
 
     devices = {f"device {name}": partial(check_device, name) for name in device_names()}
-    devices |= {f"device {name}": partial(check_device, name, Level.FAIL) for name in more}
+    devices |= {f"device {name}": partial(check_device, name, required=True) for name in more}
     extras = {f"extra {name}": partial(check_extra, name) for name in EXTRAS}
     return {**CHECKS, **devices, **extras}
 
@@ -195,6 +196,8 @@ def doctor(devices: tuple[str, ...], as_json: bool) -> None:
     else:
         for name, (level, found, remedy) in findings.items():
             mark = click.style(f"{level.name.lower():5}", fg=("green", "yellow", "red")[level])
-            click.echo(f"{mark} {name:28} {found}" + (f"\n→ {remedy}" if remedy else "").replace("\n", f"\n{'':35}"))
+            click.echo(f"{mark} {name:28} {found}")
+            if remedy:
+                click.echo(textwrap.indent(f"→ {remedy}", " " * 35))
         click.echo("doctor: " + " ".join(f"{level}={count}" for level, count in counts.items()))
     sys.exit(1 if counts["fail"] else 0)

@@ -645,7 +645,7 @@ class MemTransaction:
         return np.concatenate(self._range(start, len(self) - start if count is None else count))
 
     def _range(self, start: int, count: int) -> tuple[Elements, Elements]:
-        """Return two views, of `count` elements together. Raises `InvalidArgument` if the transaction has fewer."""
+        """Return two views with `count` elements in all. Raises `InvalidArgument` if the transaction has fewer."""
         if start < 0 or count < 0 or start + count > len(self):
             raise InvalidArgument(f"{count} elements at slot {start} exceed a transaction of {len(self)}")
         split, end = len(self.first), start + count

@@ -72,7 +72,7 @@ class Fault:
         return self._times
 
     def wait(self, timeout: float = _PATIENCE) -> None:
-        """Wait until the fault happens. A frozen process has then stopped.
+        """Wait until the fault happens. If the fault freezes a process, wait until the process has stopped.
 
         A fault that has already happened ends the wait at once, unless an earlier `wait` or `times` has counted it.
 

@@ -81,16 +81,10 @@ def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> d
         for name in COUNTERS
     }
     timed = {name: _sum(rows, name).since(_sum(former, name)) for name in _TIMED}
-    busy_ns, old = timed["execution"].sum_ns, {row.number: row for row in former}
-    for row in rows:  # a run is timed when it ends: count the running one instead, in each report
-        if row.kind is RowKind.BURST and (was := old.get(row.number)):
-            busy_ns -= max(0, row.execution.sum_ns - was.execution.sum_ns - ns)
-            if row.counters == was.counters and row.counters["requests"] > row.counters["results"]:
-                busy_ns += ns
     return {
         "seconds": _seconds(ns),
         "executions_per_s": round(counters["results"] / ns * 1e9, 3) if ns > 0 else 0.0,
-        "busy": round(busy_ns / ns, 4) if ns > 0 else 0.0,
+        "busy": round(timed["execution"].sum_ns / ns, 4) if ns > 0 else 0.0,
         "counters": counters,
         **{name: histogram.summary() for name, histogram in timed.items()},
     }

@@ -55,7 +55,11 @@ def adopt(env: MutableMapping[str, str]) -> None:
 
 
 def append(path: str, events: list[dict[str, Any]]) -> None:
-    """Append events to a trace. Processes may append at once. Raises `InvalidArgument` if the file is no trace."""
+    """Append events to a trace. Several processes may append at the same time.
+
+    Raises:
+        InvalidArgument: The file is not a trace.
+    """
     text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
     with open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -79,7 +83,7 @@ class Recording:
         self.pointer: CData = ffi.new("nnb_trace *", {"room": _KEPT, "entries": self._entries})
 
     def finish(self) -> None:
-        """Write the recorded runs to the file. Log errors. Idempotent."""
+        """Write the recorded runs to the file. Errors are logged, not raised. Idempotent."""
         self._recorder.finish(self)
 
     def events(self) -> Iterator[dict[str, Any]]:

@@ -81,28 +81,30 @@ def infer(model: str = "relu", version: str = "", **changes: Any) -> Asked:
 
 
 REFUSED = {
-    "no model 'other'": infer("other"),
-    "model 'relu' has the versions ['1'], not '7'": infer(version="7"),
-    "model 'types' was unloaded": infer("types"),
-    "sequence_id: sequences are not served": infer(parameters={"sequence_id": 7}),
-    "output 'y': classification is not served": infer(outputs=[{"name": "y", "parameters": {"classification": 2}}]),
-    "input 'z' is unknown": infer(name="z"),
-    "input 'x' is FP32, got INT32": infer(datatype="INT32"),
-    "input 'x' has shape ('n', 8), got (1, 16)": infer(shape=[1, 16]),
-    "output 'z' is unknown": infer(outputs=[{"name": "z"}]),
-    "no region 'none' is registered": infer(outputs=[{"name": "y", "parameters": {
-        "shared_memory_region": "none", "shared_memory_byte_size": 64}}]),
-    "there are no files of a model 'other'": Asked(
-        "RepositoryModelLoad", {"model_name": "other"}, "/v2/repository/models/other/load", {}
-    ),
-    "a model is loaded as it is, not with ['config']": Asked(
-        "RepositoryModelLoad", {"model_name": "relu", "parameters": {"config": {"string_param": "{}"}}},
-        "/v2/repository/models/relu/load", {"parameters": {"config": "{}"}},
-    ),
+    ("NOT_FOUND", "404"): {
+        "no model 'other'": infer("other"),
+        "model 'relu' has the versions ['1'], not '7'": infer(version="7"),
+    },
+    ("UNAVAILABLE", "503"): {"model 'types' was unloaded": infer("types")},
+    ("INVALID_ARGUMENT", "400"): {
+        "sequence_id: sequences are not served": infer(parameters={"sequence_id": 7}),
+        "output 'y': classification is not served": infer(outputs=[{"name": "y", "parameters": {"classification": 2}}]),
+        "input 'z' is unknown": infer(name="z"),
+        "input 'x' is FP32, got INT32": infer(datatype="INT32"),
+        "input 'x' has shape ('n', 8), got (1, 16)": infer(shape=[1, 16]),
+        "output 'z' is unknown": infer(outputs=[{"name": "z"}]),
+        "no region 'none' is registered": infer(outputs=[{"name": "y", "parameters": {
+            "shared_memory_region": "none", "shared_memory_byte_size": 64}}]),
+        "there are no files of a model 'other'": Asked(
+            "RepositoryModelLoad", {"model_name": "other"}, "/v2/repository/models/other/load", {}
+        ),
+        "a model is loaded as it is, not with ['config']": Asked(
+            "RepositoryModelLoad", {"model_name": "relu", "parameters": {"config": {"string_param": "{}"}}},
+            "/v2/repository/models/relu/load", {"parameters": {"config": "{}"}},
+        ),
+    },
 }  # fmt: skip
-"""Requests by the beginning of the sentence that both protocols answer."""
-STATUSES = [("NOT_FOUND", "404")] * 2 + [("UNAVAILABLE", "503")] + [("INVALID_ARGUMENT", "400")] * 9
-"""The statuses of `REFUSED`, in the same order."""
+"""Requests by gRPC's and HTTP's status, and by the beginning of the sentence that both protocols answer."""
 
 
 def message(what: Asked) -> Any:
@@ -201,10 +203,11 @@ def test_table_is_what_is_answered(gateways: tuple[Gateway, Gateway]) -> None:
 def test_refusal_has_the_same_sentence_over_both_protocols(gateways: tuple[Gateway, Gateway]) -> None:
     _, more = gateways
     over_http(more, next(what for what in CALLS if what.call == "RepositoryModelUnload"))
-    for (said, what), statuses in zip(REFUSED.items(), STATUSES, strict=True):
-        (status, sentence), (code, same) = over_grpc(more, what), over_http(more, what)
-        assert (clause(sentence), status, code) == (said, *statuses)
-        assert same == sentence
+    for statuses, requests in REFUSED.items():
+        for said, what in requests.items():
+            (status, sentence), (code, same) = over_grpc(more, what), over_http(more, what)
+            assert (clause(sentence), status, code) == (said, *statuses)
+            assert same == sentence
 
 
 def test_table_has_every_call() -> None:

@@ -412,7 +412,7 @@ def test_wrong_option_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
     monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(this_process, "name", "restored at the end, because the command changes it")
+    monkeypatch.setattr(this_process, "name", this_process.name)  # the command changes it
     done = run_command("serve", *options)
     assert done.exit_code == 1
     assert message in done.output

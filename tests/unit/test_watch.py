@@ -17,20 +17,17 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from msgspec.structs import replace
 
 import nnburst
 from nnburst._core import ffi, lib
 from nnburst.cli import main
 from nnburst.errors import DeviceUnavailable
 from nnburst.watch import FoundPage, RowKind, RowStats, ServiceStats, find_services, look
-from nnburst.watch._report import report
 from nnburst.watch.metrics import Collector
 from nnburst.watch.page import MOST_ROWS, Page
 from nnburst.watch.reader import Viewer
@@ -250,28 +247,6 @@ def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(servic
     assert sum(int(bar.replace(",", "")) for bar in bars) == sum(n for _, n in latency.round_trip.buckets)
     assert "x (1, 4) float32 → y (1, 4) float32 on nnburst-noop, 3,002 runs" in text
     assert repr(session).endswith("closed>")
-
-
-def test_share_of_time_counts_a_run_in_each_look_while_it_lasts() -> None:
-    page = Page("long", rows=3)
-    burst = page.open(RowKind.BURST, "", page.open(RowKind.MODEL, "m", page.service))
-    assert burst is not None
-    now = time.monotonic_ns()
-
-    def look_after(seconds: int) -> ServiceStats:
-        return replace(look(page_of(os.getpid())), taken_ns=now + seconds * 10**9)
-
-    looks = [look_after(0)]
-    burst.count("requests")
-    looks += [look_after(1), look_after(2), look_after(3)]
-    burst.time_execution(4 * 10**9)
-    burst.count("results")
-    looks += [look_after(4), look_after(5)]
-    reports = [report(after, before) for before, after in pairwise(looks)]
-    shares = [0.0, 1.0, 1.0, 1.0, 0.0]
-    assert [each["busy"] for each in reports] == shares
-    assert [each["models"][0]["bursts"][0]["busy"] for each in reports] == shares
-    page.close()
 
 
 def test_rows_run_out_and_are_counted() -> None:

@@ -271,7 +271,10 @@ class ExecutionBurstController(OneProcess, Closing):
         return self._context.cpus
 
     def close(self) -> None:
-        """End the burst. A running execution raises `BadState`, but the service finishes it. Idempotent."""
+        """End the burst. Idempotent.
+
+        A call that waits for a run raises `BadState`, but the service finishes the run.
+        """
         self.refuse()
         self._leaving = self._leaving or Leaving(
             self._unlink, self._context.detach_client, self._context.close, self._close_endpoint, self._forget_all
@@ -291,7 +294,7 @@ class ExecutionBurstController(OneProcess, Closing):
         self._holders.clear()
 
     def refuse(self) -> None:
-        """Refuse further runs. A running execution raises `BadState`."""
+        """Refuse further runs. A call that waits for a run raises `BadState`."""
         self.closed = True
         lib.nnb_client_hang_up(self.endpoint)
 

@@ -87,7 +87,7 @@ class ServerEnd:
         self._plans = plans
 
     def run_request(self, plan: int) -> None:
-        """Run a request that needs more than a call of its plan. `plan` is the plan's id, with flags that say why."""
+        """Run a request that C alone could not run. `plan` is the plan's id, with flags for the reason."""
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
             self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)

@@ -182,7 +182,7 @@ class BoundGraph:
         place: Bytes,
         room: int,
     ) -> None:
-        """Fill in an ``nnb_ort_argument``, with which C runs later requests that have other arguments."""
+        """Fill in an ``nnb_ort_argument``. With it, C runs later requests that have other memory or shapes."""
         dimensions, given = operand.dimensions, argument.dimensions
         if isinstance(pool, BufferView):
             row.buffer = pool.buffer.handle

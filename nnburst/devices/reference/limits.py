@@ -47,7 +47,7 @@ class MemoryBudget(WorkingMemory):
     """The memory budget of one execution, including its subgraphs.
 
     Attributes:
-        results: Bytes of the present results of operations.
+        results: Bytes of the results of operations that are still needed.
         scratch: Bytes of the kernels' own arrays.
     """
 

@@ -39,7 +39,7 @@ def _infer_concatenation(view: OperationView) -> Outputs:
 
 
 def _infer_reshape(view: OperationView) -> Outputs:
-    """Infer the target shape, in which a size of -1 stands for the remaining elements."""
+    """Infer the output of RESHAPE: the requested shape, with a size of -1 replaced by what the elements need."""
     dims, target = view.dims("x"), view.integers("shape")
     if any(size < -1 for size in target) or target.count(-1) > 1:
         raise InvalidArgument(f"shape {target} may have one -1 and no other negative size")

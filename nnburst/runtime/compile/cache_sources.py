@@ -55,7 +55,7 @@ class Entry(Struct, frozen=True):
 
     Attributes:
         generation: Id of the save that wrote the files, if known.
-        close: Function that closes the files of an entry that was not restored.
+        close: Function to call if the entry is not restored. Closes its files.
     """
 
     files: CacheFiles

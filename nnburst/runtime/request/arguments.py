@@ -345,7 +345,7 @@ class Arguments:
     # ---- other shapes ----------------------------------------------------------------------------------------
 
     def solve(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
-        """Return the shapes of all arguments, if some have the given shapes.
+        """Return the shapes that all arguments get when the named ones get the given shapes.
 
         Raises the same errors as `solve_shapes` and `check_states`.
         """

@@ -43,7 +43,7 @@ class Runs:
         concurrency: Maximum number of runs at the same time.
 
     Attributes:
-        permits: Permits, with the executions of earlier runs.
+        permits: Permits to run, `concurrency` of them. A permit keeps the execution of an earlier run for reuse.
         rooms: Bytes that outputs of unknown shape have needed so far, by name.
         least: Minimum bytes of arguments with open shapes, by name.
     """

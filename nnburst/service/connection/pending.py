@@ -60,7 +60,7 @@ class PendingCall:
         return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
     def stop_waiting(self) -> bool:
-        """Stop waiting. Return False if the answer has already come; the caller then takes it."""
+        """Stop waiting. Return False if the answer has already come; the caller must then take it."""
         return self._claim.acquire(blocking=False)
 
     def result(self) -> tuple[Any, FdBundle]:

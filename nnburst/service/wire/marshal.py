@@ -105,7 +105,7 @@ def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
 
 
 def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) -> Model:
-    """Build a model, whose pools the caller closes. Raises the same errors as `memories_from_wire`."""
+    """Build a model. The caller must close its pools. Raises the same errors as `memories_from_wire`."""
     referenced = referenced_from_wire(wire.referenced)
     return Model(
         **asdict(wire) | {"referenced": referenced, "pools": memories_from_wire(wire.pools, fds, allow_direct)}
@@ -119,7 +119,7 @@ def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
 
 
 def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool) -> Request:
-    """Build a request, whose pools the caller closes. Raises the same errors as `pools_from_wire`."""
+    """Build a request. The caller must close its pools. Raises the same errors as `pools_from_wire`."""
     pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
     return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)
 

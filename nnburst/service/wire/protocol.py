@@ -35,7 +35,7 @@ _MAX_TEXT = 4096
 
 
 class Malformed(Exception):
-    """The peer broke the protocol. Only the connection ends."""
+    """The peer broke the protocol. This ends the connection, not the process."""
 
 
 class Side(enum.Enum):
