@@ -129,7 +129,7 @@ def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def as_error(call: Callable[..., object], error: OSError) -> NNBurstError:
-    """Return the exception that `system` raises for an `OSError`."""
+    """Return the exception that this module's `system` raises for an `OSError`."""
     number = error.errno or 0
     kind = ResourceExhausted if _ERRORS.get(number) is ResourceExhausted else GeneralFailure
     name = errno.errorcode.get(number, str(number))

@@ -107,7 +107,7 @@ def _in_memory(fd: int) -> bool:
 
 
 def _remote_file_system(fd: int) -> str | None:
-    """Return the name of a file's file system if accesses may never end, else None."""
+    """Return the name of a file's file system if it is not local, so that reading may hang; None if it is local."""
     name = _mount_type(_mount_of(fd))
     if name is None:
         magic = check(lib.nnb_fd_filesystem(fd))

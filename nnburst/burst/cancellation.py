@@ -1,4 +1,4 @@
-"""Accounts of working memory, and cancellation of requests whose clients no longer wait.
+"""Cancellation of requests whose clients no longer wait, and the accounts that limit the working memory of runs.
 
 A server binds requests in a block ``with under_token(token)``. A kernel that may run for long takes the
 `present_token` when the server binds its request.

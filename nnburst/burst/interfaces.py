@@ -69,7 +69,7 @@ class BurstContext(abc.ABC):
 
     @property
     def pipelined(self) -> bool:
-        """True if the server uses the callback's `bell`. Several requests may then wait in the request channel."""
+        """True if the server uses `BurstCallback.bell`. Several requests may then wait in the request channel."""
         return False
 
     @abc.abstractmethod
@@ -99,7 +99,7 @@ class BurstContext(abc.ABC):
 
 
 class BurstExecutorWithCache:
-    """The memories of one burst's slots, and the function that binds the burst's requests.
+    """The memory of each slot of one burst, and the function that binds the burst's requests.
 
     Methods are never called concurrently, except for `remove_cache_entry`, which may be called at any time.
 

@@ -45,7 +45,7 @@ class DeviceCache:
     """The cache of one device. Thread safe.
 
     Args:
-        store: The trusted generations; shared by all devices of a service.
+        store: The trust store, which knows the saved files that the service trusts. All devices of a service share it.
         epoch: 32 bytes for the device's build. Builds with the same bytes can read each other's files.
         model_files: Number of files with the executable part, 0 … 32.
         data_files: Number of files with constants, 0 … 32.
@@ -253,7 +253,7 @@ class DeviceCache:
                     raise CacheRejected(reason, message)
 
     def _check_recorded(self, headers: Sequence[Header], known: Sequence[EntryRecord]) -> None:
-        """Check that the headers belong to one generation of the trust store."""
+        """Check that the headers belong to one generation (one save) that the trust store knows."""
         record = next((record for record in known if record.generation == headers[0].generation), None)
         if record is None:
             raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than the last save")

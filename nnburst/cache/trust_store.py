@@ -150,7 +150,9 @@ class TrustStore:
             return _read(place, key, entry_name(cache_key))
 
     def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
-        """Record a generation. A live generation replaces all other generations of its entry in its directory."""
+        """Record a generation, which is one save of an entry.
+
+        A record with `live` replaces the records of all other generations of the entry in its directory."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):

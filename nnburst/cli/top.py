@@ -37,7 +37,7 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
     """Show running services, including child services, with their models, bursts, resources and limits.
 
     Without arguments, shows all services of this user. Only root can name services of other users. "..." in the last
-    line stands for rows that the terminal has no room for: name services, or use --once.
+    line stands for rows that the terminal has no room for. To see them, give the names of services, or use --once.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)

@@ -133,7 +133,7 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
 
 
 def find_named(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return the entry NAME of `table` for the `source` ``name:NAME``.
+    """Return the entry of `table` that `source` names. `source` is ``"name:"`` and the entry's name.
 
     Args:
         device: The device's name, for error messages.

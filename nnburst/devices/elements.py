@@ -27,7 +27,7 @@ class ElementType(Struct, frozen=True):
     """An ONNX element type and its equivalents in NNAPI and NumPy.
 
     Attributes:
-        number: ``TensorProto.DataType``, which is also the type's number in the extension.
+        number: ``TensorProto.DataType``, which is also the type's number in NNAPI extensions.
         name: The word that ONNX Runtime prints in ``tensor(…)``.
         dtype: NumPy type of an element; for types that NumPy lacks, the integer of the same size.
         tensor: NNAPI type of tensors; None for an extension type.
@@ -111,7 +111,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Return any element type, even one that only encoded values contain. Raises `GeneralFailure` if it is unknown."""
+    """Find an element type, even one that only encoded values contain. Raises `GeneralFailure` if `key` is unknown."""
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")

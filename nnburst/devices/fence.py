@@ -165,7 +165,7 @@ def _check_kind(fd: int) -> None:
 class FenceSignal:
     """The object that signals a fence. If it is deleted or its process ends before `set`, the fence is in error.
 
-    As a context manager, this object calls `fail` at the end of the block.
+    As a context manager, this object calls `fail` at the end of the block. `fail` does nothing after `set`.
 
     Attributes:
         fence: The fence, for waiters.

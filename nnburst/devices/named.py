@@ -111,7 +111,7 @@ class NamedDevice(Device):
         return {name: published.digest for name, published in self._models.copy().items()}
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """Return the extension for names, and the extensions of the devices that run the models."""
+        """Return the extension that calls a model by name, and the extensions of the devices that run the models."""
         return _EXTENSION, *all_extensions(self._devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:

@@ -42,10 +42,11 @@ class Handle:
     unmaps no memory in use.
 
     Attributes:
-        read: Fill a given array, or a new array of a given length. Return the array, None if there are too few
-            elements, False if the writer overtook this reader, or NotImplemented if the caller must use
-            `pointer` instead.
-        write: Append an array or bytes. Return True, False if there is no room, or NotImplemented (see `read`).
+        read: Function that fills a given array, or a new array of a given length. It returns the array; None if there
+            are too few elements; False if the writer overtook this reader; NotImplemented for an argument that it does
+            not take.
+        write: Function that appends an array or bytes. It returns True; False if there is no room; NotImplemented for
+            an argument that it does not take.
     """
 
     __slots__ = ("__weakref__", "pointer", "read", "write")

@@ -158,7 +158,7 @@ class Models:
     Args:
         address: The service's address, as for `nnburst.connect`.
         may_change: True if clients may load and unload models.
-        unloaded: Names of models that were unloaded before.
+        unloaded: Names of models that a client has unloaded before this object was created.
     """
 
     def __init__(self, address: str, *, may_change: bool = False, unloaded: Iterable[str] = ()) -> None:

@@ -150,7 +150,7 @@ def format_of(layout: ImageLayout) -> PixelFormat:
 
 
 def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]]:
-    """Return (rows, bytes of a row without its gap) for each plane. Both are rounded up to whole samples."""
+    """Return (number of rows, bytes of a row without its gap) for each plane. An odd image size is rounded up."""
     return [
         (
             -(-layout.height // plane.subsampling),

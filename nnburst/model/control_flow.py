@@ -64,7 +64,7 @@ def _subgraph(model: Model, operand: OperandDesc, what: str) -> Subgraph:
 
 
 def _check_compatible(subgraph: Subgraph, indexes: Sequence[int], outer: Sequence[OperandDesc], what: str) -> None:
-    """Compare a subgraph's operands with the operands of its IF or WHILE: first their numbers, to limit the work."""
+    """Compare a subgraph's operands with those of its IF or WHILE: first their count, to limit the work."""
     if len(indexes) != len(outer):
         raise InvalidArgument(f"{what} are {len(indexes)}; the operation has {len(outer)}")
     for position, (index, b) in enumerate(zip(indexes, outer, strict=True)):

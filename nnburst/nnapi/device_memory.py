@@ -299,7 +299,7 @@ class DeviceMemory(OneProcess, Closing):
         self.initialised = True
 
     def _check_source(self, other: DeviceMemory) -> None:
-        """Check that another memory's contents fit in type, quantisation and dimensions."""
+        """Check that another memory has this memory's type and quantisation, and dimensions that fit."""
         if other.operand.meaning != self.operand.meaning:
             raise InvalidArgument("the memories differ in type, scale, zero point or parameters")
         combine_dimensions(self._initial, other.dimensions)

@@ -92,7 +92,7 @@ class Execution(BoundRequest, Closing):
         measure: bool,
         keep: object,
     ) -> None:
-        """Use `Session.bind`."""
+        """Use `Session.bind` instead."""
         self._home, self._pool, self._keep = burst, pool, keep
         self._arguments = arguments
         self._feeds: Collection[tuple[str, Any, tuple[int, ...], Array]] = arguments.feeds.values()
@@ -129,7 +129,7 @@ class Execution(BoundRequest, Closing):
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
     def _set_inputs(self, inputs: object) -> bool:
-        """Copy arrays into `inputs`, and change shapes accordingly.
+        """Copy arrays into the execution's input arrays, and change shapes accordingly.
 
         Returns:
             False if `inputs` is not a dict of arrays with exactly the inputs' names and dtypes, `reshape` cannot give
@@ -152,7 +152,7 @@ class Execution(BoundRequest, Closing):
         return others is None or self._refill(others)
 
     def _fill(self, arrays: Mapping[str, Array]) -> bool:
-        """Copy arrays from `checked_inputs` into `inputs`, and change shapes accordingly.
+        """Copy arrays from `checked_inputs` into the execution's input arrays, and change shapes accordingly.
 
         Returns:
             False if the names differ from the inputs', `reshape` cannot give the shapes, or an abandoned run uses the

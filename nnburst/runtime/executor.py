@@ -44,7 +44,7 @@ class BurstExecutor(ThreadPoolExecutor):
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Create a thread pool. Called by the constructor and in each forked child."""
+        """Replace the thread pool by a new one, for example in a forked child, where the threads are gone."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

@@ -99,7 +99,7 @@ class Service(OneProcess, Closing):
         restarts: bool = False,
         shared: tuple[str, float | None, int | tuple[int, ...]] | None = None,
     ) -> None:
-        """Use `launch`, `connect` or `in_process`."""
+        """Use `launch`, `connect` or `in_process` instead."""
         self.what = what
         self.shared, self.opened_in = shared, os.getpid()
         self._again = again

@@ -509,7 +509,7 @@ class Session(OneProcess, Closing):
     def latency(self) -> Latency:
         """Return the latency of this session's runs: p50, p99 and max in seconds, and histograms of a run's parts.
 
-        Every run that waits for its answer is timed. In a fast loop, one run in 256 is timed and represents the others.
+        In a fast loop, one run in 256 is timed and represents the others. Otherwise, every run is timed.
         Runs without a burst are not counted.
         """
         return self._pool.latency()

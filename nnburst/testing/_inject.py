@@ -48,7 +48,7 @@ class Fault:
     """
 
     def __init__(self, service: Service | ServiceConnection, order: bytes, *, stops: bool) -> None:
-        """Use `inject`."""
+        """Use `inject` instead."""
         self.service = service
         self._stops = stops
         self._times = 0

@@ -74,7 +74,7 @@ def _by_parent(rows: Iterable[RowStats]) -> Mapping[int, list[RowStats]]:
 
 
 def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> dict[str, Any]:
-    """Return the growth of all numbers from `former` to `rows` over `ns` nanoseconds."""
+    """Return the differences of all numbers between `former` and `rows`, which are `ns` nanoseconds apart."""
     counters = {
         # Not below 0: a snapshot can miss a row that ends at that moment.
         name: max(0, sum(row.counters[name] for row in rows) - sum(row.counters[name] for row in former))

@@ -47,7 +47,7 @@ class Row:
     """A row of the statistics page. `close` adds the row's numbers to the parent row."""
 
     def __init__(self, pointer: CData, page: Page | None = None, parent: Row | None = None) -> None:
-        """Use `Page.open` or `make_private_row`."""
+        """Use `Page.open` or `make_private_row` instead."""
         self.pointer = pointer
         self._page = page
         self._keep = None if page is None else page.memory

@@ -128,7 +128,7 @@ class Recording:
 
 
 class _Lanes:
-    """Tracks for slices. Slices in one track do not overlap, so only overlapping runs need several tracks."""
+    """The tracks of a trace viewer, in which each run is a bar. Only runs that overlap get tracks of their own."""
 
     def __init__(self, new_track: Callable[[], int]) -> None:
         self._new_track = new_track

@@ -109,7 +109,7 @@ class ExecutionBurstController(OneProcess, Closing):
         endpoint: CData,
         flights: InFlightRuns | None,
     ) -> None:
-        """Use `create`."""
+        """Use `create` instead."""
         self._flights = flights
         self._prepared_model = prepared_model
         self._context = context

@@ -157,7 +157,7 @@ class InFlightRuns:
         return False
 
     def collect(self, watched: int) -> bool:
-        """Take the answers when the bell is readable, and call `arm`. Return False if nothing is in flight.
+        """Take the answers that have come, and call `arm` for the others. Return False if nothing is in flight.
 
         Args:
             watched: The descriptor that `copy_bell` returned.

@@ -130,7 +130,7 @@ class ListenerGroup:
         return burst
 
     def _remove(self, plan: int) -> ServerEnd:
-        """Remove and return the burst of a plan id, after the burst has ended."""
+        """Remove and return a burst that has ended. `plan` is the number of any of its plans."""
         with self._lock:
             burst = self._burst_of(plan)
             self._bursts[plan // lib.NNB_BURST_PLANS] = None
@@ -176,7 +176,7 @@ class ListenerGroup:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The account of one client's processor time. It counts all bursts of the client, also after they are closed."""
+    """The account of the processor time that all bursts of one client have used, including closed bursts."""
 
     group: ListenerGroup
     number: int
@@ -207,7 +207,7 @@ class FlowQueue:
     """A burst's queue in a `ListenerGroup`.
 
     Attributes:
-        flow: The client's flow.
+        flow: The account of the client's processor time.
         priority: Priority of the queue's requests.
         batcher: Batcher that joins the requests with requests from the model's other bursts, or None.
     """

@@ -174,7 +174,7 @@ class ServerEnd:
         self._plans[self._base + plan_id] = self._rebind
 
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
-        """Run a plan. If it has a `gate` (see `Kernel`), let C lock the gate's buffers in later runs of the plan."""
+        """Run a plan. If its kernel has a `gate`, a set of buffers, C locks these buffers in later runs."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
@@ -284,7 +284,7 @@ class ServerEnd:
 
 
 def _nothing() -> None:
-    """Do nothing. Stands in for the plans of a burst that has ended."""
+    """Do nothing. This function replaces the kernels of a burst that has ended."""
 
 
 _ENDINGS = {
@@ -298,7 +298,7 @@ _ENDINGS = {
 class ExecutionBurstServer(BurstContext):
     """The server of one burst, which ends with `close` or when this object is dropped.
 
-    It has its own thread unless the callback has a `flow_queue`. Any thread may call `free_memory`, `hang_up` and
+    It has its own thread unless `BurstCallback.flow_queue` is set. Any thread may call `free_memory`, `hang_up` and
     `close`.
     """
 
@@ -345,7 +345,7 @@ class ExecutionBurstServer(BurstContext):
         return server
 
     def __init__(self, end: ServerEnd) -> None:
-        """Use `create`."""
+        """Use `create` instead."""
         self._end = end
         for last in (end.hang_up, end.detach_client):
             weakref.finalize(self, last).atexit = False  # ends the burst if it is dropped

@@ -17,9 +17,13 @@ FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 def row_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add options to a command: the number of rounds, and the output file."""
     for option in (
-        click.option("--json", "json_path", type=FILE, help="Write the rows and conditions to this file."),
-        click.option("--rounds", type=click.IntRange(1), help="Turns per row [default: 20, quick: 3]."),
-        click.option("--quick", is_flag=True, help="Take fewer and shorter turns."),
+        click.option("--json", "json_path", type=FILE, help="Write the table, and the machine's data, to this file."),
+        click.option(
+            "--rounds",
+            type=click.IntRange(1),
+            help="Number of rounds, each of which measures every row [default: 20, quick: 3].",
+        ),
+        click.option("--quick", is_flag=True, help="Measure fewer and shorter rounds."),
     ):
         command = option(command)
     return command
@@ -27,13 +31,15 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @row_options
-@click.option("--model", type=click.Path(dir_okay=False), help="Measure five ways to run this ONNX model instead.")
+@click.option("--model", type=click.Path(dir_okay=False), help="Instead, measure five ways to run this ONNX model.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads that run the model.")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input for --model.")
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """Compare the latency of calls with the limit of the hardware. With --model, compare ways to run a model.
+    """Compare the latency of calls with the round trip of a cache line between two CPUs, the least that is possible.
+
+    With --model, compare ways to run a model.
 
     docs/benchmarks.md explains each row.
     """
@@ -56,7 +62,7 @@ def rounds_and_seconds(quick: bool, rounds: int | None) -> tuple[int, float]:
 
 
 def finish(report: Report, files: Mapping[Path | None, Callable[[Path], object]]) -> None:
-    """Show a report and write its files. Raise an error if a row of the table has no figures."""
+    """Show a report and write its files. Raise an error if a row of the table was not measured."""
     from rich.console import Console
 
     console = Console()

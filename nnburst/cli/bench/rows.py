@@ -1,4 +1,4 @@
-"""The rows of `nnburst bench`: the cache line, a burst on a device that does nothing, and bursts with payloads."""
+"""The rows of `nnburst bench`: the round trip of a cache line between CPUs, and bursts with small and large tensors."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ POOLS = tuple(map(_pool, PAYLOADS))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every row, in the order of the table. With one CPU, the row of the cache line is missing."""
+    """Return every row, in the order of the table. With one CPU, there is no row for the round trip of a cache line."""
     return (LINE, *BURSTS, *POOLS)[not allowed_cpus().two :]

@@ -64,10 +64,10 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """True if the round has samples, and `line_before` and `line_after` differ at most by a factor of 1.5.
+        """True if there are samples, and `line_before` and `line_after` differ at most by a factor of 1.5.
 
-        The two differ more if the host moves the guest's CPUs. With one CPU, there is no L, and a round only needs
-        samples.
+        The two differ more if the host of a virtual machine moves its CPUs. With one CPU, both are NaN, and a round
+        only needs samples.
         """
         low, high = sorted((self.line_before, self.line_after))
         return len(self.samples) > 0 and not math.isinf(high) and not high > 1.5 * low
@@ -98,7 +98,9 @@ class Result:
         return dict(zip(PERCENTILES, (np.percentile(samples, [*PERCENTILES.values()]) / 1e3).tolist(), strict=True))
 
     def ratios(self, base: Result | None = None, percent: float = 50) -> list[float]:
-        """Return, for each settled round, this row's percentile divided by the percentile of `base` (or by L)."""
+        """Return this row's percentile divided by the percentile of `base`, for each round that is `settled`.
+
+        Without `base`, the divisor is the mean of `line_before` and `line_after`."""
         if base is not None:
             return [
                 float(np.percentile(a.samples, percent) / np.percentile(b.samples, percent))

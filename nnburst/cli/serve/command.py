@@ -302,7 +302,7 @@ def serve(
 
 
 def _settle_environment() -> None:
-    """Restart this process in a service's environment, so that NumPy starts no threads that could receive signals."""
+    """Restart this process with a service's environment variables: NumPy then starts no threads that take signals."""
     from ...service.process.command import interpreter, service_environment
 
     env = service_environment(os.environ)

@@ -45,7 +45,7 @@ _DEFAULTS_OF_INPUTS = 4
 
 
 class GraphArgument(Struct, frozen=True):
-    """An input or output of a graph. If `holds` names a type, the values are encoded, else they are numeric arrays."""
+    """An input or output of a graph. If `holds` is empty, values are numeric arrays, else they are encoded as bytes."""
 
     name: str
     element: ElementType

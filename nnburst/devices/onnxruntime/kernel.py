@@ -1,4 +1,4 @@
-"""A graph that is bound to a request, and uses arguments in place where `snapshots` allows it."""
+"""A graph that is bound to a request. It uses arguments without a copy if `snapshots.py` finds that safe."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class BoundGraph:
 
     Args:
         request: A request that `validate_request` accepted, and whose memory is open.
-        leave_open: Called with the positions of outputs whose declared dimensions are wrong.
+        leave_open: Function to call with the positions of outputs whose declared dimensions are wrong. It makes these
+            dimensions unknown.
         batches: The model's batches; None if requests never run together.
 
     Raises:

@@ -285,8 +285,8 @@ class LoweredCall(OperationView):
     def store_result(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:
         """Store a result's real values after activation, quantisation and reordering of the axes.
 
-        If `halves` is False, the scale stays exact, for operations whose results are rarely half-way between stored
-        values.
+        With `halves`, the scale of quantised results is changed a little, so that results half-way between two stored
+        values are rounded away from zero.
         """
         operand, code = self.output(which), self.integer("act") if self.count("act") else 0
         info, limits = operand_info(operand.type), activation_limits(operand, code)

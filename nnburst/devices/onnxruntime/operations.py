@@ -86,7 +86,7 @@ def _prelu(c: LoweredCall) -> None:
 
 
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
-    """Compare real values. Quantised elements are converted by a table, computed in float64 and rounded to float32."""
+    """Compare real values. A table converts quantised elements to values rounded from float64 to float32."""
 
     def compare(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)
@@ -375,7 +375,7 @@ def _all_or_any(kind: str, c: LoweredCall) -> None:
 
 
 def _numbers(c: LoweredCall) -> str:
-    """Return the input in a type that ONNX Runtime can order."""
+    """Return the input, converted to a type in which ONNX Runtime can find the largest elements."""
     if c.info.is_quantised:
         return c.cast(c.stored_value("x"), np.int32)
     return c.stored_value("x") if c.data_type is _I32 else c.real("x")

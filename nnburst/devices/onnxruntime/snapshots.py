@@ -46,7 +46,7 @@ _FLOATS = frozenset((1, 10, 11, 16, 17, 18, 19, 20))
 
 
 def must_copy(element: ElementType) -> bool:
-    """Return True if elements of a type may be indices, sizes or conditions."""
+    """Return True if arrays of a type must be copied, because they may contain indices, sizes or conditions."""
     return element.name in _INDEX_TYPES
 
 

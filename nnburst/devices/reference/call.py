@@ -114,11 +114,11 @@ class KernelCall(OperationView):
         self._steps.append(partial(function, *args, **kwargs))
 
     def compute(self, function: Callable[..., Any], *arrays: Array) -> None:
-        """Append a call that returns the real values of the output."""
+        """Append a call of `function`, which returns the output's values before quantisation."""
         self.do(_assign, self.real_out(), function, arrays)
 
     def move(self, function: Callable[..., Any], *arrays: Array) -> None:
-        """Append a call that returns the stored values of the output."""
+        """Append a call of `function`, which returns the output's values as they are stored."""
         self.do(_assign, self.out(), function, arrays)
 
     def finished_steps(self) -> list[KernelStep]:
@@ -147,7 +147,7 @@ class KernelCall(OperationView):
         return np.float64 if self.info.is_quantised else np.float32
 
     def real(self, name: str, which: int = 0) -> Array:
-        """Return an input's real values, which a step converts from stored values if necessary."""
+        """Return an array for an input's real values. If the stored values differ, append a step that converts them."""
         index, dtype = self.index(name, which), self.real_dtype
         operand, source = self._operands[index], self._arrays[index]
         if source.dtype == dtype:

@@ -81,7 +81,7 @@ class Binding:
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Give the arrays of `operands` to the caller, and release all others. Return the given arrays' bytes."""
+        """Release all arrays except those of `operands`, which the caller gets. Return the size of these in bytes."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.release(tuple(self._taken))
         return handed

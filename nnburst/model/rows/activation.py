@@ -1,4 +1,4 @@
-"""Rows of functions that keep the shape: activations, elementary functions, normalisations, conversions."""
+"""The operation table, part: activations, elementary functions, normalisations and casts, which keep the shape."""
 
 from __future__ import annotations
 

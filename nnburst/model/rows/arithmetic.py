@@ -1,4 +1,4 @@
-"""Rows of SELECT, and of elementwise functions of two tensors with broadcasting."""
+"""The operation table, part: SELECT, and elementwise functions of two tensors with broadcasting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of IF and WHILE, whose inputs and outputs depend on their subgraphs (rule V16)."""
+"""The operation table, part: IF and WHILE, whose inputs and outputs depend on their subgraphs (rule V16)."""
 
 from __future__ import annotations
 

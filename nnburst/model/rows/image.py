@@ -1,4 +1,4 @@
-"""Rows of operations that resize images, or move blocks between depth, batch and space."""
+"""The operation table, part: operations that resize images, or move blocks between depth, batch and space."""
 
 from __future__ import annotations
 

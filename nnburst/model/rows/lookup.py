@@ -1,4 +1,4 @@
-"""Rows of table look-ups, hashing and random draws."""
+"""The operation table, part: operations that look up values, hash, or draw random numbers."""
 
 from __future__ import annotations
 

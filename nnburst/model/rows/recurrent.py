@@ -1,4 +1,4 @@
-"""Rows of recurrent operations, which apply a cell once or to every step of a sequence."""
+"""The operation table, part: recurrent operations, which apply a cell once or to every step of a sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of operations that move elements without changing them."""
+"""The operation table, part: operations that move elements without changing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of convolutions, pooling operations and FULLY_CONNECTED."""
+"""The operation table, part: convolutions, pooling operations and FULLY_CONNECTED."""
 
 from __future__ import annotations
 

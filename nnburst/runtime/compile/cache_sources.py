@@ -84,7 +84,10 @@ class CacheSource:
     """A source of cache files."""
 
     def find_entries(self, job: Job) -> Generator[Entry | Room, None, None]:
-        """Yield entries to restore, newest first, then a `Room`. Raises `CacheRejected` if there is no `Room`."""
+        """Yield the entries that may be restored, newest first, then a `Room` for a new entry.
+
+        Raises:
+            CacheRejected: There is no `Room`."""
         raise NotImplementedError
 
     def note(self, reason: CacheReason, entry: Entry) -> None:

@@ -65,7 +65,7 @@ def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
 
 
 class _Attempt:
-    """A compilation that tries each offer of a cache source."""
+    """A compilation that tries each `Entry` and `Room` that a cache source yields."""
 
     def __init__(self, job: Job, source: CacheSource) -> None:
         self._job, self._source = job, source
@@ -78,7 +78,7 @@ class _Attempt:
         """The entry whose restoration ended the device's process."""
 
     def try_entry(self, offer: Entry | Room) -> CacheReason | None:
-        """Try an offer. Return the outcome; None if the next offer must be tried."""
+        """Restore an `Entry`, or compile into a `Room`. Return the outcome; None if the next offer must be tried."""
         if isinstance(offer, Room):
             return offer.keep(offer.files, self.compile(offer.files))
         if self.rejected is CacheReason.DEAD_SERVICE:

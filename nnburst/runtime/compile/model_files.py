@@ -72,7 +72,7 @@ def is_name(source: str | bytes) -> TypeGuard[str]:
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
-    """Return the error for a path that no device reads; None if the text can be the name of a model."""
+    """Return the error for a path that no device reads. Return None if `path` may be the name of a model instead."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
         return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_ANY}: {_WAYS_OUT}")
@@ -245,7 +245,7 @@ def _open(path: str, directory: str | None) -> Memory:
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:
-    """Attach mapped files to a model. The location of each constant in a file becomes the whole file."""
+    """Attach mapped files to a model. Each constant in a file is then located at the whole file."""
     operands = tuple(
         replace(operand, location=DataLocation(index, 0, pools[index].size))
         if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (index := operand.location.pool_index) < len(pools)

@@ -175,10 +175,10 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
 def given_shapes(
     shapes: Mapping[str, int | Sequence[int]], places: Mapping[str, ExternalBuffer], steps: int | None
 ) -> dict[str, int | Sequence[int]]:
-    """Return the given shapes, and the shapes of views (without the dimension of steps).
+    """Return the given shapes, and the shapes of the caller's views. With `steps`, their first dimension is left out.
 
     Raises:
-        InvalidArgument: Two shapes of one argument differ, or a view has no dimension of steps.
+        InvalidArgument: Two shapes of one argument differ, or the first dimension of a view is not `steps`.
     """
     found = dict(shapes)
     for name, place in places.items():
@@ -375,7 +375,11 @@ class Arguments:
         return complete_shapes(nodes, self.compilation.outputs, there, left_out=left_out)
 
     def changes_for(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
-        """Return the changes for new shapes, by index of the argument. Raises `InvalidArgument` for a wrong shape."""
+        """Return (new shape, new argument) for each argument that changes, by index.
+
+        Raises:
+            InvalidArgument: A shape does not fit the argument.
+        """
         rows = enumerate(zip(self._known_shapes(sizes), self._known, strict=True))
         return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
 

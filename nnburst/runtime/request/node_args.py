@@ -70,7 +70,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
     @property
     def user_view(self) -> NodeArg:
-        """The description for callers, without the encoding."""
+        """The description for callers. It hides that the values are encoded as bytes."""
         return replace(self, shape=self.said, dtype=encoded.numpy_type(self.holds), said=None) if self.holds else self
 
     def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -30,7 +30,7 @@ class State(Struct, frozen=True):
         source: The output.
         target: The input. Unless the state grows, the input's shape is `shape`.
         shape: Initial shape.
-        buffers: The two device buffers, which runs read alternately (turn 0 and 1).
+        buffers: The two device buffers. The turn, 0 or 1, is the index of the buffer that the next run reads.
         grows: True if the shape is known only after each run.
     """
 
@@ -42,7 +42,7 @@ class State(Struct, frozen=True):
 
     @property
     def buffer_ids(self) -> tuple[BufferId, BufferId]:
-        """Ids of the input's buffers in turn 0 and 1. The output uses the other buffer."""
+        """Ids of the buffers that the input reads, (in turn 0, in turn 1). The output uses the other buffer."""
         first, second = self.buffers
         return BufferId(first.id), BufferId(second.id)
 
@@ -68,7 +68,7 @@ class State(Struct, frozen=True):
 
 
 class States:
-    """The states of an execution, by input name.
+    """All values that an execution passes from run to run, by input name.
 
     Attributes:
         grown: Names of the inputs and outputs whose shapes change from run to run.
@@ -80,7 +80,7 @@ class States:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def buffer_ids(self, kind: str) -> dict[str, tuple[BufferId, BufferId]]:
-        """Return the ids of the states' buffers in turn 0 and 1, by name of the inputs or outputs (`kind`)."""
+        """Return the buffer ids of each state, (in turn 0, in turn 1), by name of its "input" or "output" (`kind`)."""
         if kind == "input":
             return {name: state.buffer_ids for name, state in self.all.items()}
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}
@@ -96,7 +96,7 @@ class States:
         return {name: state.target.check(given[name]) for name, state in self.all.items() if name in given}
 
     def write(self, turn: int, values: Mapping[str, Array]) -> None:
-        """Set the contents that the next run reads: zeros for states without a value."""
+        """Set what the next run reads, in the buffers with index `turn`. A state without a value gets zeros."""
         for name, state in self.all.items():
             value = values.get(name)
             self._shapes[name] = state.shape if value is None else value.shape
@@ -106,7 +106,8 @@ class States:
         """Return copies of the contents that the next run reads, by input name.
 
         Args:
-            told: Output shapes of the last run by name, if a run followed `write`.
+            turn: Index of the buffers that the next run reads.
+            told: Output shapes of the last run by name; empty if there was no run since the last `write`.
         """
         rows = self.all.items()
         return {name: state.read(turn, told.get(state.source.name, self._shapes[name])) for name, state in rows}
@@ -119,7 +120,7 @@ class States:
 def check_states(
     compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
 ) -> Sizes:
-    """Check ``{output: input}``. Return `sizes`, with the shape of each state's input also for the state's output.
+    """Check ``{output: input}``. Return a copy of `sizes` in which each such output has its input's shape.
 
     Args:
         grow: Inputs whose shape changes from run to run. The shapes of the outputs that become
@@ -182,7 +183,7 @@ def make_states(
 
 
 def check_steps(compilation: Compilation, count: object) -> None:
-    """Check a number of steps, and that the device supports steps for the model."""
+    """Check `count`, a number of steps per run, and that the device can run several steps of the model in one run."""
     whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
         raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")

@@ -109,8 +109,8 @@ class Burst(OneProcess, Closing):
 
         Args:
             shapes: Shapes that the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes
-                by name of an argument (``{"image": (8, 3, 224, 224)}``). An optional input gets an array if an argument
-                of this call names the input.
+                by name of an argument (``{"image": (8, 3, 224, 224)}``). An optional input gets an array only if some
+                parameter of this method names the input.
             room: The largest shapes for `Execution.reshape`, in the form of `shapes`. Without `shapes`, the execution
                 starts with these shapes. A state whose input is named here can change its shape in each run.
             measure: True to fill `Execution.timing`.

@@ -54,8 +54,8 @@ class Restart(Struct, frozen=True):
 class BurstPool:
     """A pool of bursts on one compilation. If an execution's burst is busy, the execution moves to a free burst.
 
-    The pool opens another burst only if runs overlap: without overlap, there is one burst. A ring cannot move, so it
-    has its own burst, which ends with the ring.
+    The pool opens another burst only if runs overlap: without overlap, there is one burst. A `Ring` cannot move, so
+    it has its own burst, which ends with the ring.
 
     Args:
         options: Options of the session.
@@ -226,13 +226,13 @@ class BurstPool:
     def lend_ring(
         self, key: Hashable, sizes: Sizes, make: Callable[[Ring | None, Burst], Sequence[Execution]], deadline: Deadline
     ) -> Iterator[Ring]:
-        """Lend a ring, if possible a used one: a new ring costs more than many runs.
+        """Lend a `Ring`, if possible one of an earlier call: a new ring costs more than many runs.
 
         Args:
             key: Key of the ring. Rings with equal keys can replace each other.
             sizes: Shapes of the ring's arguments.
-            make: Function that returns executions on a burst. The first argument is a used ring that could not be
-                lent, such as one whose arrays are too small; None if there is none.
+            make: Function that returns executions on a burst. The first argument is the ring of an earlier
+                call that could not be lent, for example because its arrays are too small; None if there is none.
         """
         ring = small = self._rings.pop(key, None)
         if ring is None or not ring.is_idle or not ring.reshape(sizes):

@@ -22,7 +22,7 @@ _LONGEST_WAIT = 0.1
 
 
 class Permit:
-    """Permission to run. Keeps an execution of earlier runs for each form of the arguments (ranks, omitted inputs).
+    """Permission to run. Keeps executions for reuse, one for each combination of ranks and omitted inputs.
 
     Attributes:
         thread: Id of the thread whose run uses the permit; 0 if the permit is idle or its run is abandoned.

@@ -63,7 +63,9 @@ class Ring:
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def run(self, items: Iterable[tuple[bool, T]]) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
-        """Run `current` for each item, several at the same time. Yield item, execution and error after each run.
+        """For each item, start the execution `current`. Yield item, execution and error after each run.
+
+        Several runs are in flight at the same time.
 
         An item with False starts no run, and is yielded in order. The generator stops after a `MissedDeadline` (the
         run may still use its arrays), a `DeadObject` or a `BadState`. Closing the generator abandons runs in flight.

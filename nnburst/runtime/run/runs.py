@@ -115,7 +115,7 @@ class Runs:
                 self.permits.put_back(permit)
 
         async def set_up(step: Callable[[], Any]) -> Any:
-            """Call a function that can wait for another burst, or for a restart of the service."""
+            """Call `step` with a deadline. If it may wait for a burst or a restart, call it in another thread."""
             nonlocal deadline, aside
             first, begin = self._pool.first.controller, time.monotonic_ns()
             opening = self._setup_deadline(limit)

@@ -78,7 +78,7 @@ class _Apart:
         self._closed = False
 
     def place(self, name: str) -> Place:
-        """Return the `Place` of a device. Raises `NNBurstError` if the device cannot be reached."""
+        """Return the connection and number of a device. Raises `NNBurstError` if the device cannot be reached."""
         with self._lock:
             self._first.check_usable()
             if self._own is None or not self._own.alive:
@@ -110,7 +110,7 @@ class ServiceConnection(OneProcess, Closing):
         child: The service's process, if this object is to start it; None if the service runs already.
         timeout: Seconds that the service may take to answer the first message.
         broker: Handler of the calls that the service makes, if the service is a worker and this process is its broker.
-        own: True to run this process's own models. A shared service runs them in a separate process.
+        own: True for models that the client brings. A shared service runs them in a separate process.
         dial_own: Function that opens another connection to the service, with ``own=True``.
 
     Raises:

@@ -54,7 +54,7 @@ _orders = msgspec.json.Decoder(Order)
 
 
 class _Armed:
-    """An order, and the socket of its client."""
+    """An order to cause a fault, and the socket over which the fault is reported."""
 
     def __init__(self, order: Order, sock: socket.socket) -> None:
         self.order = order
@@ -98,7 +98,7 @@ class FaultPoints:
         self._armed: list[_Armed] = []
 
     def admit(self, call: Call) -> None:
-        """Carry out the orders for a call that the service is about to serve."""
+        """Cause the faults that are ordered for a call that the service is about to serve."""
         point = _CALLS.get(call.request)
         if point is not None:
             self.reach(point)
@@ -108,7 +108,7 @@ class FaultPoints:
         return FaultyModel(prepared, self)
 
     def reach(self, point: Point) -> None:
-        """Carry out the orders for a point."""
+        """Cause the faults that are ordered for a point of the code."""
         with self._lock:
             self._receive()
             due = [armed for armed in tuple(self._armed) if armed.order.point == point and self._is_due(armed)]

@@ -66,9 +66,9 @@ class ServiceHost:
         max_run: Seconds that one run may take; None for no limit.
         max_compile: Seconds that reading and compiling a client's model may take. If they take longer, this process
             ends. None for no limit.
-        faults: The client's fault points, if any.
+        faults: The faults that a test has ordered for this service; None outside tests.
         sandbox: The sandbox of this process, for clients to see.
-        apart: Devices that only the broker may use in this process.
+        apart: Devices that clients cannot use in this process. Only the broker's published models run on them here.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class Client:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def admit(self, call: calls.Call) -> None:
-        """Refuse a call that comes before `Hello`. Carry out the orders for the call's fault point."""
+        """Refuse a call that comes before `Hello`. Cause the faults that a test has ordered for the call."""
         if not self._greeted and call.request is not calls.Hello:
             raise calls.Malformed(f"{call.name} before hello")
         if self.host.faults is not None:

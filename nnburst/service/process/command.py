@@ -38,7 +38,9 @@ def interpreter() -> str:
 
 
 def safe_command(module: str) -> list[str]:
-    """Return the start of a command that runs a module of this package without imports from the working directory.
+    """Return the first words of a command line that runs a module of this package.
+
+    The command imports nothing from the working directory.
 
     Args:
         module: Name of the module, whose `main` reads the rest of the command. The caller must set PYTHONPATH to

@@ -249,7 +249,7 @@ def _open_removed(path: Path) -> int:
 
 
 def _read(fd: int) -> tuple[int, str]:
-    """Return the owner's pid, and the service's line about itself."""
+    """Return the pid of the service that owns the file, and the service's line about itself."""
     pid, _, text = os.pread(fd, _LONGEST_LOCK, 0).decode(errors="replace").partition("\n")
     said = "".join(filter(str.isprintable, text))
     return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")

@@ -39,7 +39,7 @@ class Zygote:
     """The zygote's process.
 
     Attributes:
-        kind: The client's environment, and its rights, limits and other properties that children inherit.
+        kind: What forked services inherit from the client: environment variables, rights, limits and more.
         control: The socket for requests to fork.
     """
 
@@ -86,7 +86,7 @@ def occupy_streams() -> Iterator[None]:
 
 
 def find_zygote(devices: Iterable[str]) -> Zygote | None:
-    """Return the zygote of this process, and start it if necessary. It is usable while it still imports modules.
+    """Return the zygote of this process, and start it if necessary. The caller need not wait for its imports.
 
     Args:
         devices: Names of the service's devices.

@@ -132,7 +132,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
         quotas: Quotas of a connection that differ from the defaults of `Quotas`.
         max_run, max_compile: Seconds that one run, or one compilation, may take; None for no limit.
         scheduling: Scheduling of the service's threads.
-        sandbox: Mode of `close_door`.
+        sandbox: "on", "strict" or "off", as for `nnburst.launch`.
         warm: True to load at once the modules that most models need.
         path: Module search path of the client's program.
         socket: Inherited end of a socketpair.

@@ -118,7 +118,7 @@ def log_sandbox(box: Sandbox) -> None:
 
 
 def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str]) -> None:
-    """Enable Landlock's rules, and add missing parts to `missing`."""
+    """Enable Landlock's rules. If some threads escape them, add a message to `missing`."""
     rules = check(lib.nnb_landlock_rules(may), "Landlock")
     read, write, execute = lib.NNB_MAY_READ, lib.NNB_MAY_WRITE, lib.NNB_MAY_EXECUTE
     loader = glob("/lib*/ld-*.so*") if needs.programs else []  # the kernel loads it with each program

@@ -302,7 +302,7 @@ class WorkerPool:
     def add_client(self, client: AcceptedClient, *, own: bool = False) -> None:
         """Hand a client to a worker, and start the worker if needed.
 
-        If `own`, the client goes to the worker that runs its own models; otherwise, to the shared worker.
+        If `own`, the client goes to the worker for the models that clients bring; otherwise, to the shared worker.
         """
         key: Key = None
         if own and self._isolation is not Isolation.NONE:

@@ -69,7 +69,7 @@ def close_all(pools: Iterable[MemoryLike | Named]) -> None:
 def pools_from_wire(
     handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool
 ) -> tuple[Memory | Named, ...]:
-    """Build the pools of a request: memories, numbers of steps, and buffers whose ids are in `owned`.
+    """Build the pools of a request. A pool is a memory, a buffer whose id is in `owned`, or a `Steps`.
 
     Raises:
         InvalidArgument: See `memories_from_wire`, or a buffer belongs to another connection.

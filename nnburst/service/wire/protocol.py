@@ -238,7 +238,7 @@ class ListDevices(Message, tag="list_devices", frozen=True):
 class ListDevicesReply(Message, tag="list_devices.reply", frozen=True, omit_defaults=True):
     """The reply to `ListDevices`.
 
-    `apart`: numbers of devices that need a connection with `Hello.own`.
+    `apart`: numbers of the devices for which the client must open another connection, with `Hello.own` set.
     """
 
     devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
@@ -319,7 +319,7 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
     """The reply to `PrepareModel`.
 
-    `takes_steps`: true if a slot of a burst may name a `Steps`.
+    `takes_steps`: true if a burst can use a `Steps`, so that one request runs several steps of the model.
     """
 
     prepared_model: Id
@@ -510,7 +510,7 @@ class FreeMemory(Message, tag="free_memory", frozen=True):
 
 
 class Release(Message, tag="release", frozen=True):
-    """Releases a prepared model, a burst or a buffer. An unknown number is not an error."""
+    """Releases a prepared model, a burst or a buffer. No error if it does not exist."""
 
     object: Id
 

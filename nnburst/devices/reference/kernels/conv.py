@@ -111,7 +111,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _overlap(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return a slice of the image, and the slice of the result that gets its products with filter element `tap`."""
+    """Return a slice of the image, and the slice of the result that gets the products with filter element `tap`."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

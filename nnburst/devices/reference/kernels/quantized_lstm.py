@@ -28,8 +28,8 @@ def _readers(call: KernelCall, names: list[str]) -> dict[str, Callable[[], Array
 def quantized_16bit_lstm(call: KernelCall) -> None:
     """QUANTIZED_16BIT_LSTM: the state has 11 binary digits after the point, the output is in units of 1/128.
 
-    A gate multiplies the row (input, previous output) by the columns (recurrent weights, input weights). The orders
-    differ, as on other devices, so the first columns of the recurrent weights multiply the input.
+    A gate multiplies a row by a matrix. The row is the input, then the previous output. The matrix is the recurrent
+    weights, then the input weights. So the first recurrent weights multiply the input, as on other devices.
     """
     names = [f"{kind}_{gate}" for kind in "wrb" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", *names])
