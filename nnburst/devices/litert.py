@@ -96,7 +96,7 @@ class LitertDevice(LocalDevice):
         )
 
     def compile(self, model: Model) -> FunctionModel:
-        """Open a private copy of the file, since a client could change the file during parsing."""
+        """Compile a private copy of the file, because a client could change the file during parsing."""
         file = model.main.operands[model.main.operations[0].inputs[0]]
         if file.type != _CODE or file.lifetime != Lifetime.CONSTANT_REFERENCE:
             raise InvalidArgument(f"the first operand is not a file: a constant of type {_CODE:#x} in a pool")

@@ -102,7 +102,7 @@ def _transposed_axis(
 def transposed_axes(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
     """Return the geometry of a transposed convolution.
 
-    If the `tail` of an axis is -n, the last n elements of the result along this axis get no products.
+    If the `tail` of an axis is -n, no product is added to the last n elements of the result along this axis.
     """
     batch, height, width, channels, nchw = image_dims(view)
     given: tuple[int | None, int | None] = (None, None)

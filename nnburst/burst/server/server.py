@@ -87,7 +87,7 @@ class ServerEnd:
         self._plans = plans
 
     def run_request(self, plan: int) -> None:
-        """Run a request that C alone could not run. `plan` is the plan's id, with flags for the reason."""
+        """Run a request that the C core could not run. `plan` is the plan's id, with flags for the reason."""
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
             self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
@@ -169,7 +169,7 @@ class ServerEnd:
         self._run_gated(plan_id, plan, deadline_ns)
 
     def _drop_plan(self, plan_id: int) -> None:
-        """Drop a plan that C does not use any more."""
+        """Drop a plan that the C core no longer uses."""
         self._gated.pop(plan_id, None)
         self._plans[self._base + plan_id] = self._rebind
 

@@ -1,1 +1,1 @@
-"""`nnburst bench`: compare bursts with the limit of the hardware; with ``--model``, compare ways to run a model."""
+"""`nnburst bench`: compare calls with the round trip of a cache line; with ``--model``, compare ways to run a model."""

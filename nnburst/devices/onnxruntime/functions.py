@@ -19,7 +19,7 @@ _Name = tuple[str, str, str]
 
 
 def check_functions(proto: Any) -> None:
-    """Check that a ``ModelProto`` has at most `MOST_NODES` nodes after all calls are replaced."""
+    """Check that a ``ModelProto`` has at most `MOST_NODES` nodes after the inlining of all functions."""
     if not proto.functions:
         return
     bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}

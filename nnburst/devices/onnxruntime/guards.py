@@ -61,7 +61,7 @@ _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 
 
 def add_guards(proto: Any) -> None:
-    """Add guards to a model. The guards make a harmful run fail."""
+    """Add guards to a model. They make a run fail that would crash ONNX Runtime or leave results unwritten."""
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
     inferred = cache(partial(_infer_shapes, proto, fixed))

@@ -47,7 +47,7 @@ class MemoryBudget(WorkingMemory):
     """The memory budget of one execution, including its subgraphs.
 
     Attributes:
-        results: Bytes of the results of operations that are still needed.
+        results: Bytes of those results of operations that later operations need.
         scratch: Bytes of the kernels' own arrays.
     """
 

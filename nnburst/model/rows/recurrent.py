@@ -26,7 +26,7 @@ def _matrices(prefix: str, suffix: str) -> str:
 
 
 def _lstm(suffix: str = "") -> str:
-    """Return an input list of LSTM's inputs 1 to 17: weights, recurrent weights, peepholes, biases, projection."""
+    """Describe LSTM's inputs 1 to 17 for `row`: weights, recurrent weights, peepholes, biases, projection."""
     return (
         f"{_matrices('w', suffix)} {_matrices('r', suffix)} {_gates('p', 'T', '*', suffix, ('in', 'forget', 'out'))} "
         f"{_gates('b', 'T', 'in', suffix)} proj{suffix}:T? proj_bias{suffix}:T?"

@@ -392,7 +392,7 @@ class Compilation(OneProcess, Closing):
         """The prepared model from `finish`.
 
         Raises:
-            BadState: The compilation is not finished, failed, or is closed.
+            BadState: The compilation was not finished, has failed, or is closed.
         """
         if self._prepared is None or self._refuses:
             raise BadState("the compilation is not finished, has failed or is closed, or its service is")

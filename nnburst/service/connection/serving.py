@@ -227,7 +227,7 @@ class Serving:
         return Kind.ERROR, calls.encode(calls.error_reply(failure)), FdBundle()
 
     def _answer(self, number: int, kind: Kind, body: bytes, fds: FdBundle) -> None:
-        """Send an answer, unless `number` is 0. Block until a charged answer is received or dropped."""
+        """Send an answer, unless `number` is 0. If a quota counts the answer, wait until it is received or dropped."""
         if not number:
             fds.close()
             return

@@ -560,7 +560,7 @@ class WithdrawModel(Message, tag="withdraw_model", frozen=True):
 
 
 class PublishModel(Message, tag="publish_model", frozen=True, omit_defaults=True):
-    """Compiles an imported model and serves it under a name. Only for the broker. Carries the descriptors of the pools.
+    """Compiles an imported model and serves it under a name. Only the broker sends it, with the pools' descriptors.
 
     `batch`: maximum number of rows in one run; `batch_wait`: seconds that a request waits for others.
     """

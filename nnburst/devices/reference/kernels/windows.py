@@ -17,7 +17,7 @@ def as_nhwc(array: Array, nchw: bool) -> Array:
 
 
 def pad_image(call: KernelCall, image: Array, g: WindowGeometry, filler: Any = 0) -> Array:
-    """Return an image in NHWC. If it needs padding, a step makes a copy with `filler` around the image."""
+    """Return an image in NHWC. If it needs padding, append a step that makes a copy with `filler` around the image."""
     h, w = g.height, g.width
     if h.is_plain and w.is_plain:
         return image
