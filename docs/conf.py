@@ -20,6 +20,7 @@ html_theme = "furo"
 html_title = f"nnburst {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+smartquotes = False  # they make a dash of the two hyphens before an option
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4

@@ -23,7 +23,7 @@ _FOREVER_NS = 1 << 62
 class Deadline(Struct, frozen=True):
     """The time by which a call has to end.
 
-    While the method `call` runs a function, no deadline that the function gets from `after` is later than this one.
+    The method `call` runs a function. Deadlines that the function creates with `after` are not later than this one.
 
     Attributes:
         at_ns: Nanoseconds of CLOCK_MONOTONIC; 0 means no deadline.

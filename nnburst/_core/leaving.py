@@ -44,7 +44,7 @@ class Leaving:
 
     Each step is taken at least once, in order, even if another step failed. An `NNBurstError` is ignored: the peer has
     ended or does not answer. Any other exception is raised after the last step. If a signal handler raises, the
-    remaining steps are taken without waiting. If a handler raises again, the next call takes the remaining steps.
+    remaining steps do not wait for the peer. If a handler raises again, the next call takes the remaining steps.
 
     Args:
         steps: Different functions, each of which can safely be called again.

@@ -1,12 +1,12 @@
 """The service's records of its clients' cache files: the valid generations (saves) of each entry.
 
 A cache file's authentication code proves that this service wrote the file. This store proves that the file is the
-newest: without the store, a client could put back an old file. Each entry of a device has a file::
+newest: without the store, a client could put back an old file. The state directory contains::
 
     key   lock   trust/<device>/{epoch, lock, <entry>}
 
-The file contains the entry's valid generations, and a code over them and the file's name. A change replaces the file
-by a rename. If the file is damaged, the entry is not restored.
+The file <entry> contains the entry's valid generations, and a code over them and the file's name. A change replaces
+the file by a rename. If the file is damaged, the entry is not restored.
 """
 
 from __future__ import annotations

@@ -121,7 +121,6 @@ def check_cpus() -> Finding:
 
 
 def check_sandbox() -> Finding:
-    """Check the sandbox of services."""
     from nnburst.runtime.open_service import launch
 
     with launch(devices=["nnburst-noop"]) as service:

@@ -248,7 +248,6 @@ class SentFunction(Struct, frozen=True):
         return self.declaration
 
     def load(self) -> Callable[..., Any]:
-        """Unpickle and return the function."""
         try:
             return pickle.loads(self.code)  # type: ignore[no-any-return]
         except Exception as error:
@@ -326,7 +325,7 @@ class FunctionDevice(LocalDevice):
 
     @property
     def needs(self) -> Needs:
-        """The combined needs of the functions."""
+        """The files, programs and network that the functions together need."""
         return Needs.sum(declaration_of(function).needs for function in self._functions.values())
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:

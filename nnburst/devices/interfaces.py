@@ -435,7 +435,7 @@ class Device(abc.ABC):
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make staged files, which the client has published, the only valid files of their entry.
+        """Accept files that the client has published, and from now on no other files of their entry.
 
         Return False for unknown files. By default, does nothing and returns True.
         """

@@ -32,8 +32,8 @@ class Plan:
         buffers: The request's driver-managed buffers, or None.
 
     Attributes:
-        gate: The buffers that each run locks, or None. A burst that locks the buffers itself calls
-            `gate.current` instead of the plan.
+        gate: The buffers that each run locks, or None. `gate.current` runs the request without locking them, for
+            a burst that has locked them itself.
 
     Raises:
         NNBurstError: The request cannot run, or its memory cannot be mapped or copied.

@@ -114,8 +114,8 @@ class MessageQueue(Closing):
         layout: ``"lines"``, ``"stamped"`` or ``"compat"``, or a `Layout`.
         ring_fd: Descriptor of a memory object whose first bytes become the ring. The queue duplicates the descriptor,
             and has its counters in other memory.
-        exclusive: False to let several threads or processes take turns as writer or reader. C then takes about twice as
-            long for each call.
+        exclusive: False to let several threads or processes take turns as writer or reader. Each call then takes
+            about twice as long.
 
     Attributes:
         dtype: Element type.

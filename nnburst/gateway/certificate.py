@@ -46,5 +46,4 @@ class Certificate:
         self._latest = latest
 
     def _present(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Give a new connection the latest context."""
         connection.context = self._latest

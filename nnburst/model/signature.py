@@ -69,7 +69,7 @@ def _accepts(param: Param, operand_type: int, data_type: OperandType | None, ver
 
 
 def types_of(kind: str, data_type: OperandType | None) -> tuple[OperandType, ...]:
-    """Return the operand types of a kind, given the data type for T."""
+    """Return the operand types that a signature's `kind` allows. The kind "T" stands for `data_type`."""
     if kind in _BY_SHORT:
         return (_BY_SHORT[kind],)
     if kind == "any":

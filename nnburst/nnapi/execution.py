@@ -59,7 +59,7 @@ class _Given(Argument, frozen=True):
 
     @property
     def placed(self) -> Argument:
-        """The argument, with its memory's current pool. Raises `BadState` if the memory is closed."""
+        """The argument, located in the present pool of its memory. Raises `BadState` if the memory is closed."""
         if self.device_memory is None:
             return self
         pool = self.device_memory.pool

@@ -275,8 +275,8 @@ class Session(OneProcess, Closing):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong. The message names the input and a remedy.
-            BadState: The session is closed, or waiting would never end: all ``concurrency`` runs belong to this
-                thread, and its signal handler or event loop is making this call.
+            BadState: The session is closed. Or a signal handler or an event loop calls `run` while all ``concurrency``
+                runs belong to the same thread: waiting would never end.
             DeadObject: The service has ended.
             MissedDeadline: The run or its preparation (see `open_timeout`) took too long.
         """

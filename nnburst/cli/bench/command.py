@@ -21,9 +21,9 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--rounds",
             type=click.IntRange(1),
-            help="Number of rounds, each of which measures every row [default: 20, quick: 3].",
+            help="Number of turns. Each turn measures every row [default: 20, quick: 3].",
         ),
-        click.option("--quick", is_flag=True, help="Measure fewer and shorter rounds."),
+        click.option("--quick", is_flag=True, help="Measure in fewer and shorter turns."),
     ):
         command = option(command)
     return command

@@ -46,7 +46,6 @@ def allowed_cpus() -> Cpus:
 
 
 def pin_process(pid: int, cpus: set[int]) -> None:
-    """Pin every thread of a process."""
     for thread in map(int, os.listdir(f"/proc/{pid}/task")):
         with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(thread, cpus)

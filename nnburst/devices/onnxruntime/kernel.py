@@ -264,7 +264,7 @@ class BoundGraph:
         return self._run_closed(deadline_ns)
 
     def cancel(self) -> None:
-        """Stop the present run between two nodes, and later runs at once; see `Kernel`."""
+        """Stop the present run between two nodes. Later runs stop before their first node; see `Kernel`."""
         self._bound.cancel()
 
     # -- running -------------------------------------------------------------------------------------------------------

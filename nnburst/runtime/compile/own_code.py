@@ -22,7 +22,6 @@ _ONNX, _FUNCTIONS = "nnburst-onnxruntime", "nnburst-function"
 
 
 def is_torch_module(model: object) -> bool:
-    """Return True for a ``torch.nn.Module``."""
     modules = sys.modules.get("torch.nn")  # a program that has a torch module has imported torch
     return modules is not None and isinstance(model, modules.Module)
 

@@ -151,7 +151,6 @@ class _Rest:
         return items[0] if items else None
 
     def give_back(self, items: Sequence[Inputs]) -> None:
-        """Put inputs back, to be taken again."""
         self._back.extend(reversed(items))
 
 

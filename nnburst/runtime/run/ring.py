@@ -90,10 +90,10 @@ class Ring:
             self._at = 0
 
     def _start(self) -> tuple[bool, NNBurstError | None]:
-        """Start `current`, then wait for the end of the next execution in the ring.
+        """Start `current`, then wait for the end of the oldest execution, which is next in the ring.
 
         Returns:
-            True if `current` is in flight, and the error of the next execution; or False, and the error of `current`.
+            True if `current` is in flight, and the error of the oldest execution; or False, and the error of `current`.
         """
         at, pointers = self._at, self._pointers
         following = (at + 1) % len(pointers)

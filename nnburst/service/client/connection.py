@@ -92,7 +92,6 @@ class _Apart:
         raise DeviceUnavailable(f"the service has no device {name} for models of a client's own any more")
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
         self._closed = True
         if self._own is not None:
             self._own.close()

@@ -55,7 +55,7 @@ class Outbox:
         self.send_timeout = send_timeout
 
     def send_now(self, message: Outgoing) -> bool:
-        """Send an answer without descriptors from a worker thread. Return False if the owner has to send it."""
+        """Send an answer that has no descriptors. Any thread may call this. Return False if the owner must send it."""
         with self._sending:
             if self._ended or self._messages:
                 return False

@@ -137,7 +137,6 @@ class Ledger:
 
     @property
     def used(self) -> dict[str, int]:
-        """The amounts in use, by quota."""
         with self._lock:
             return dict(self._used)
 

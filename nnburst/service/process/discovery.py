@@ -315,7 +315,6 @@ class Peer(Struct, frozen=True):
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Return the peer of a connected socket."""
     pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _LONGEST_OPTION)

@@ -238,7 +238,7 @@ class ListDevices(Message, tag="list_devices", frozen=True):
 class ListDevicesReply(Message, tag="list_devices.reply", frozen=True, omit_defaults=True):
     """The reply to `ListDevices`.
 
-    `apart`: numbers of the devices for which the client must open another connection, with `Hello.own` set.
+    `apart`: indexes of the devices for which the client must open another connection, with `Hello.own` set.
     """
 
     devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
@@ -463,7 +463,7 @@ class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen
     """The reply to `ConfigureBurst`.
 
     `cpus`: CPUs on which the listening thread may run; `pipelined`: true if the client may send a request before
-        earlier requests are answered. The client then has a bell.
+        earlier requests are answered. The client must then have sent a socket for `ConfigureBurst.bell`.
     """
 
     burst: Id
