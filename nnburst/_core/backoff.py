@@ -22,5 +22,5 @@ class Backoff:
 
     @property
     def left(self) -> float:
-        """Seconds until the next start."""
+        """Seconds until the service may be started again."""
         return max(0.0, self._not_before - time.monotonic())

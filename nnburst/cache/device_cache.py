@@ -207,7 +207,7 @@ class DeviceCache:
             encrypted: True to accept only encrypted files, False to accept only files that are not encrypted.
 
         Raises:
-            CacheRejected: The files are not from the last save of this build of this device under this key.
+            CacheRejected: The files are not from the last save under this key, or are from another device or build.
         """
         self._check((model_fds, data_fds))
         known = self._store.records(cache_key, self._device)

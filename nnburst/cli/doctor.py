@@ -69,7 +69,9 @@ def check_versions() -> Finding:
 
 
 def check_device(name: str, *, required: bool = False) -> Finding:
-    """Check that a device opens in its own service process, and list its needs. Without `required`, it may fail."""
+    """Check that a device opens in a service process, and list the rights it needs. Warn if it does not open.
+
+    With `required`, a device that does not open is a failure."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 

@@ -510,7 +510,7 @@ def _file(target: str, path: str) -> ModuleType:
 
 
 def declaration_of(function: Callable[..., Any] | SentFunction) -> Declaration:
-    """Return a function's declaration. Raises `AttributeError` if there is none."""
+    """Return what `declare` has stored in a function. Raises `AttributeError` if the function is not declared."""
     return function.__nnburst__  # type: ignore[union-attr]
 
 

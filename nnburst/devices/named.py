@@ -181,7 +181,7 @@ class SharedModel(WrappedModel):
 
 
 def _handle(name: str, model: Model) -> Model:
-    """Return a model with the inputs and outputs of `model`, and one operation. `name` is its first input, a constant."""
+    """Return a model with the inputs and outputs of `model`. Its only operation calls a model by its `name`."""
     main, prefix = model.main, max(model.extension_name_to_prefix.values(), default=0) + 1
     return call_by_name(
         name,

@@ -85,7 +85,7 @@ class Servicer:
         self._tokens = tokens
 
     def handlers(self) -> dict[str, Any]:
-        """Return the handler of each call. Inference requests arrive as bytes, which are counted before decoding."""
+        """Return the handler of each call. Inference requests arrive undecoded, so that their bytes can be limited."""
         made = {}
         for call in _CALLS.methods:
             work, answer = getattr(self, call.name), GetMessageClass(call.output_type)

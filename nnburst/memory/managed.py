@@ -458,7 +458,7 @@ class BufferSet:
         """Lock the buffers for one execution, which must end with `commit` or `fail`.
 
         Returns:
-            The object that `keep` stored if no buffer has moved since, else None.
+            The object that was passed to `keep`. None if a buffer has moved since.
 
         Raises:
             InvalidArgument: An input's contents contradict the request's dimensions, or a buffer is closed.
@@ -521,7 +521,7 @@ class BufferSet:
         self._uses.release(lib.NNB_COMMITTED)
 
     def fail(self) -> None:
-        """Release the buffers after a failed execution. The contents of the output buffers are then undefined."""
+        """Unlock the buffers after a failed execution. The contents of the output buffers are then undefined."""
         self._uses.release(lib.NNB_LOST)
 
 

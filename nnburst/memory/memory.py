@@ -245,7 +245,7 @@ class Memory(Closing):
 
     @property
     def span(self) -> int:
-        """Number of bytes from `offset` on that belong to the pool."""
+        """Number of bytes that belong to the pool, counted from `offset`."""
         return self._handle.image.span if self._handle.image is not None else self._handle.size
 
     @property

@@ -462,7 +462,7 @@ class ModelBuilder(OperationMethods):
         """Add a DEPTHWISE_CONV_2D and return its result. Other arguments as for `conv_2d`.
 
         Args:
-            multiplier: Results per channel of x. `filter` is [1, height, width, depth x multiplier].
+            multiplier: Results per channel of `x`. `filter` has shape [1, height, width, depth * multiplier].
         """
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]

@@ -53,7 +53,7 @@ class OperandInfo(Struct, frozen=True):
     """The properties of an operand type.
 
     Attributes:
-        short: Name in the texts that `signature` reads.
+        short: Name of the type in the texts of the operation table, which `signature.py` reads.
         since: First HAL version with the type.
         dtype: NumPy type of an element in memory; None if the service defines the contents. Booleans are ``uint8``, in
             which any byte but 0 is true.
@@ -72,7 +72,7 @@ class OperandInfo(Struct, frozen=True):
 
     @property
     def element_size(self) -> int:
-        """Bytes per element; 0 if the service defines the contents."""
+        """Bytes per element; 0 for a type whose contents only the service understands."""
         return 0 if self.dtype is None else self.dtype.itemsize
 
     @property

@@ -56,7 +56,7 @@ class Event:
 
     @classmethod
     def from_fd(cls, fd: int) -> Event:
-        """Return an event for another library's descriptor, which becomes readable when the event ends.
+        """Return an event for another library's descriptor. The event ends when the descriptor becomes readable.
 
         Args:
             fd: A socket, pipe, eventfd, timerfd, pidfd or ``sync_file``. The caller closes it.

@@ -37,7 +37,7 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """Compare the latency of calls with the round trip of a cache line between two CPUs, the least that is possible.
+    """Compare the latency of calls with the round trip of a cache line between two CPUs.
 
     With --model, compare ways to run a model.
 

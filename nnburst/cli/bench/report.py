@@ -41,7 +41,7 @@ class Report:
     Attributes:
         conditions: Lines about the machine and the method.
         title: Title of the table.
-        base: The row that ratios are relative to; None for L, the round trip of a cache line.
+        base: The row that ratios are relative to. With None, they are relative to the round trip of a cache line.
     """
 
     conditions: list[str]

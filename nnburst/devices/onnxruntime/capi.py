@@ -139,7 +139,7 @@ class _Api:
         self._releases[what](handle)
 
     def tensor(self, element: int, dims: Sequence[int], address: int) -> Any:
-        """Return a tensor over memory that outlives the tensor."""
+        """Return a tensor over the memory at `address`, which the caller must keep longer than the tensor."""
         nbytes = tensor_nbytes(element_within(element, ""), dims)
         place, shape = ffi.cast("void *", address), ffi.new("int64_t[]", dims)
         name = "CreateTensorWithDataAsOrtValue"

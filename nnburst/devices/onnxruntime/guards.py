@@ -196,7 +196,7 @@ class _Guarding:
         node.input[0] = self._reshape_or_fail(name, next(self._names), missing, f"{_title(node)} of what is not square")
 
     def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
-        """Return the name of a value: the number of elements of all concatenated parts. "" if no guard is necessary."""
+        """Add nodes that count the elements of all parts. Return the result's name; "" if no guard is needed."""
         if kind == ("", "ConcatFromSequence"):
             return self._elements_of_sequence(node.input[0])
         first, step = _JOINS.get(kind, (len(node.input), 1))

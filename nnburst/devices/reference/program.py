@@ -24,7 +24,7 @@ from .limits import LONGEST_LOOP_NS, MemoryBudget, RunLimits
 
 
 class Program(Binding):
-    """The calls of one request to one prepared model. Not for concurrent use.
+    """A request as a list of kernel calls. Not for concurrent use.
 
     Args:
         request: A request that `validate_request` accepted.

@@ -65,7 +65,7 @@ def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
 
 
 class _Attempt:
-    """A compilation that tries each `Entry` and `Room` that a cache source yields."""
+    """A compilation that restores an `Entry` of a cache source. If that fails, it compiles and saves into a `Room`."""
 
     def __init__(self, job: Job, source: CacheSource) -> None:
         self._job, self._source = job, source
@@ -78,7 +78,11 @@ class _Attempt:
         """The entry whose restoration ended the device's process."""
 
     def try_entry(self, offer: Entry | Room) -> CacheReason | None:
-        """Restore an `Entry`, or compile into a `Room`. Return the outcome; None if the next offer must be tried."""
+        """Restore an `Entry`, or compile and save the model in the files of a `Room`.
+
+        Returns:
+            The outcome; None if the entry cannot be restored, and the next one must be tried.
+        """
         if isinstance(offer, Room):
             return offer.keep(offer.files, self.compile(offer.files))
         if self.rejected is CacheReason.DEAD_SERVICE:

@@ -339,7 +339,7 @@ class Arguments:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The request, or two requests that runs use alternately."""
+        """One request for all runs, or two requests that the runs use alternately."""
         return requests_for(self.layout, self._all, self._inputs, self.steps)
 
     # ---- other shapes ----------------------------------------------------------------------------------------

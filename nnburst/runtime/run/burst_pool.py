@@ -114,7 +114,7 @@ class BurstPool:
         return None if died and not self.recover(burst) else self.get_free_burst()
 
     def recover(self, dead: Burst) -> bool:
-        """Wait until dead bursts are replaced. Return False if no restart is allowed.
+        """Wait until the service is restarted and dead bursts are replaced. Return False if no restart is allowed.
 
         One thread does the work for all callers. A caller stops waiting at its own deadline.
 

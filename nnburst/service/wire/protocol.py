@@ -84,7 +84,7 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
         mode: ``"strict"``, ``"on"`` or ``"off"``.
         landlock: Version of Landlock, which limits files, ports and processes; 0 if Landlock is off.
         seccomp: True if the process is limited to a list of system calls.
-        granted: Needs of the devices, one sentence each.
+        granted: The additional rights that devices have got, one sentence for each device.
         missing: Parts of the sandbox that the kernel or container lacks.
     """
 
@@ -496,7 +496,7 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
 
 
 class EndNotice(Message, tag="ending", frozen=True, omit_defaults=True):
-    """Reports why the service ends or, with `callback`, why a burst ends."""
+    """Reports why the service ends. If `callback` is not 0, reports why that burst ends."""
 
     reason: Text
     callback: Id = 0

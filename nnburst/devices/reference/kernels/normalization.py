@@ -42,7 +42,7 @@ def l2_normalization(call: KernelCall) -> None:
 
 
 def local_response_normalization(call: KernelCall) -> None:
-    """LOCAL_RESPONSE_NORMALIZATION: x / (bias + alpha sum of squares)^beta over 2 radius + 1 elements of an axis."""
+    """LOCAL_RESPONSE_NORMALIZATION: x / (bias + alpha * s)^beta, with s the sum of 2 * radius + 1 squares."""
     size = call.array("x").shape[axis := call.axis("axis", call.array("x").ndim)]
     radius = min(call.integer("radius", least=0), size)
     bias, alpha, beta = (call.number(name) for name in ("bias", "alpha", "beta"))
