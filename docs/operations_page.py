@@ -91,7 +91,7 @@ model = b.build()
 
 - A method takes and returns operands. An `Operand` has `shape`, `type`, `dtype`, `scale` and `zero_point`.
 - `+ - * /` and unary `-` are ADD, SUB, MUL, DIV and NEG. Quantised results need `scale=`: `b.add(x, y, scale=0.5)`.
-- Arrays, lists and numbers become constants. Lists and numbers get the type of the operand beside them. An array
+- Arrays, lists and numbers become constants. Lists and numbers get the type of the operation's other inputs. An array
   keeps its dtype; float64 is refused, so write `array.astype(np.float32)` or `b.constant(array, np.float32)`.
 - `b.operation` takes any operation, also one of an extension:
   `b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])`.

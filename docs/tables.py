@@ -107,9 +107,8 @@ def command_page(name: str) -> str:
         usage = " ".join(command.collect_usage_pieces(inner)).replace("[OPTIONS]", "").strip()
         text += f"{'##' if ' ' in path else '#'} nnburst {path}\n\n"
         text += "\n\n".join(map(paragraph, inspect.cleandoc(command.help or "").split("\n\n"))) + "\n\n"
-        if isinstance(command, click.Group):
-            continue
-        text += f"Usage: `nnburst {f'{path} {usage}'.strip()}`\n\n"
+        if not isinstance(command, click.Group):
+            text += f"Usage: `nnburst {f'{path} {usage}'.strip()}`\n\n"
         records = [option.get_help_record(inner) for option in command.params if isinstance(option, click.Option)]
         text += "".join(item(f"`{names}`: {words}") for names, words in filter(None, records)) + "\n" * any(records)
     return text.rstrip() + "\n"

@@ -51,7 +51,8 @@ def launch(
         log_level: Lowest level of the service's log: ``"debug"``, ``"info"`` (failed requests), ``"warning"``,
             ``"error"``.
         log: File to append the log to, or a logger of this program; None for the stderr of this process.
-        quotas: Limits of this program in the service, such as ``{"models": 200}``; see docs/quotas.md for names.
+        quotas: Limits of this program in the service, such as ``{"models": 200}``. The page "Limits for
+            clients" lists their names.
         max_run: Longest duration of a run in seconds; None for no limit. A longer run fails with `MissedDeadline`, if
             its device can stop it. A Python function cannot be stopped.
         max_compile: Longest duration of reading and compiling a model in seconds; None for no limit. After this time,

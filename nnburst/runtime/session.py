@@ -154,7 +154,7 @@ class Session(OneProcess, Closing):
         sandbox: Sandbox of the session's own service, as for `launch`; None for the default.
 
     Raises:
-        InvalidArgument: The model or an argument breaks a rule.
+        InvalidArgument: The model or an argument breaks a rule. If a file is missing, also a `FileNotFoundError`.
         DeviceUnavailable: The device is unknown, or the service could not start.
         GeneralFailure: No device supports the model.
         MissedDeadline: Opening took too long.
@@ -188,6 +188,8 @@ class Session(OneProcess, Closing):
             raise InvalidArgument(
                 f"sandbox={sandbox!r} needs a service of the session's own: no service=; give it to launch()"
             )
+        if unknown := sorted(options.keys() - set(names := sorted(Options.__struct_fields__))):
+            raise TypeError(f"a session has no option {unknown[0]!r}; it has {', '.join(names)}")
         self._options = Options(**options)  # type: ignore[arg-type]  # names become members
         self._cache = self._options.cache
         self._model = model

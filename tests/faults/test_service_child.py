@@ -50,7 +50,7 @@ def test_a_child_runs_a_model_and_is_reaped() -> None:
 
 @pytest.mark.check
 def test_an_unknown_device_is_said_with_the_child_s_own_words() -> None:
-    with pytest.raises(DeviceUnavailable, match=r"^no service for no-such:\n.*no device 'no-such'"):
+    with pytest.raises(DeviceUnavailable, match=r"^the service for no-such did not start:\n.*no device 'no-such'"):
         start_child(["no-such"])
 
 

@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, Memory, MissedDeadline
+from nnburst import BadState, DeadObject, Memory, MissedDeadline, Tensor, declare
 from nnburst._core.deadline import Deadline
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices.registry import create_device
 from nnburst.model import Request
 from nnburst.model.types import DataLocation, DeviceStatus, RequestArgument
 from nnburst.runtime.run import permits
+from nnburst.service.client.proxies import RemoteBurstContext
 from nnburst.service.wire.protocol import ListDevices
 from support.models import compiled, counter, ready, relu
 from support.processes import stop, stopped
@@ -429,3 +430,21 @@ def test_task_that_nobody_wakes_finds_a_permit() -> None:
 
     assert asyncio.run(wait()) is permit
     assert not home.waiting
+
+
+def test_service_that_dies_before_it_tells_a_reason_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = RemoteBurstContext.failure_reason
+
+    def ask_late(context: RemoteBurstContext) -> str:
+        os.kill(session.service.pid, signal.SIGKILL)
+        return ask(context)
+
+    monkeypatch.setattr(RemoteBurstContext, "failure_reason", ask_late)
+    fails = declare(inputs=[], outputs=[Tensor("y", "float32", ())])(lambda: None)
+    with nnburst.Session(fails) as session, pytest.raises(DeadObject, match="SIGKILL"):
+        session.run(None)
+
+
+def test_unknown_option_is_named_beside_those_there_are() -> None:
+    with pytest.raises(TypeError, match=r"no option 'time_out'; it has .*timeout"):
+        nnburst.Session(relu(), time_out=3)  # type: ignore[call-arg]

@@ -18,11 +18,7 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add options to a command: the number of rounds, and the output file."""
     for option in (
         click.option("--json", "json_path", type=FILE, help="Write the table, and the machine's data, to this file."),
-        click.option(
-            "--rounds",
-            type=click.IntRange(1),
-            help="Number of turns. Each turn measures every row [default: 20, quick: 3].",
-        ),
+        click.option("--rounds", type=click.IntRange(1), help="Measurements of each row [default: 20, quick: 3]."),
         click.option("--quick", is_flag=True, help="Measure in fewer and shorter turns."),
     ):
         command = option(command)
@@ -41,7 +37,7 @@ def bench(
 
     With --model, compare ways to run a model.
 
-    docs/benchmarks.md explains each row.
+    The page "Benchmarks" explains each row.
     """
     from ..tensors import parse_shapes
     from .model import Contest

@@ -139,7 +139,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--scheduler", metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1.")
 @click.option(
     "--sandbox", type=click.Choice(("strict", "on", "off")), default="on", show_default=True,
-    help="Sandbox the processes that run models. With strict, start only if the kernel has all restrictions.",
+    help="Sandbox the processes that run models. With strict, start only if the kernel supports all parts.",
 )  # fmt: skip
 @click.option(
     "--isolate", type=click.Choice(("user", "connection", "none")), default="user", show_default=True,

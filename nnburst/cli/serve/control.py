@@ -14,6 +14,8 @@ from ..._core.fds import wait_readable
 from ...errors import DeviceUnavailable
 from ..targets import Seconds, user_number
 
+_TIMEOUT = click.option("--timeout", type=Seconds(0, 1e6), default=30.0, show_default=True, help="Seconds to wait.")
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
@@ -50,10 +52,7 @@ def ls(as_json: bool) -> None:
 @click.argument("address", metavar="NAME|unix:PATH")
 @click.argument("pid", type=click.IntRange(1), required=False)
 @click.option("--user", metavar="USER", help="End all connections of this user (name or number) instead.")
-@click.option(
-    "--timeout", type=Seconds(0, 1e6), default=30.0, show_default=True,
-    help="Seconds that the service may take to answer.",
-)  # fmt: skip
+@_TIMEOUT
 @click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust services of user UID.")
 def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
     """End the connections of one process, or of one user, to a service. `nnburst top` shows the connections.
@@ -76,10 +75,7 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
 
 @click.command()
 @click.argument("address", metavar="NAME|unix:PATH")
-@click.option(
-    "--timeout", type=Seconds(0, 1e6), default=30.0, show_default=True,
-    help="Seconds that the service may take to end.",
-)  # fmt: skip
+@_TIMEOUT
 @click.option("--kill", is_flag=True, help="End the service at once, without waiting for its runs.")
 @click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust services of user UID.")
 def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -> None:

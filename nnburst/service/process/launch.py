@@ -143,7 +143,7 @@ def start_child(
             except DeadObject as error:
                 how, words = str(error).partition(": ")[2] or error, _last_words(errors)
                 why = words if words and error.exit_status == 1 else f": {how}{words}"
-                raise DeviceUnavailable(f"no service for {', '.join(names)}{why}") from error
+                raise DeviceUnavailable(f"the service for {', '.join(names)} did not start{why}") from error
             except MissedDeadline as error:
                 raise MissedDeadline(
                     f"the service process did not start within {limit:.3g} s{_last_words(errors)}"
