@@ -406,7 +406,7 @@ class Cache:
         return Pruned(len(there) - count, sum(info.nbytes for info in there) - total, busy)
 
     def sweep(self) -> None:
-        """Remove from `staging` all files of deleted entries, and files of saves that stopped more than an hour ago."""
+        """Remove from `staging` all files of deleted entries, and files of incomplete saves after an hour."""
         old = time.time() - 3600
         with suppress(CacheRejected), self.place("staging") as staging:
             for name in os.listdir(staging):

@@ -86,7 +86,7 @@ class EntryRecord(Struct, frozen=True, array_like=True):
 
 
 class TrustStore:
-    """The trusted generations in the state directory. Several services of a user can share the directory. Thread safe.
+    """The records of trusted cache files, in the state directory. Several services can share them. Thread safe.
 
     Args:
         directory: Made with mode 0700 if missing; by default, `default_state_directory`.

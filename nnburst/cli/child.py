@@ -1,6 +1,6 @@
-"""A function in another process. Arguments and results are pickled and sent through a `multiprocessing.Pipe`.
+"""Calls of a function in another process. Arguments and results are pickled and sent through a `multiprocessing.Pipe`.
 
-`nnburst bench` and `nnburst demo` compare bursts with such calls.
+`nnburst bench` and `nnburst demo` compare bursts with these calls.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ class FunctionDevice(LocalDevice):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which clients open the functions."""
+        """Names of the functions, for `Service.session`."""
         return tuple(self._functions)
 
     @property

@@ -64,7 +64,7 @@ _FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
 
 
 def _accepts(param: Param, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
-    """Return True if a parameter accepts an operand type. `data_type` is the type that T stands for."""
+    """Return True if a parameter accepts an operand type. In signatures, "T" stands for `data_type`."""
     return any(operand_type in types_of(kind, data_type) and version >= since for kind, since in param.kinds)
 
 

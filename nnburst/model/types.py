@@ -245,7 +245,7 @@ class Request(Struct, frozen=True):
 
     @property
     def steps(self) -> Steps | None:
-        """The `Steps` among the pools; None if the request runs the model once."""
+        """The pool that is a `Steps` object; None if the request runs the model once."""
         return next((pool for pool in self.pools if isinstance(pool, Steps)), None)
 
 

@@ -333,8 +333,8 @@ class Execution(BoundRequest, Closing):
         """Move the execution to a free burst, or to a restarted service.
 
         Raises:
-            DeadObject: The state was lost with the service.
-            MissedDeadline: No burst was free in time, or an abandoned run took too long.
+            DeadObject: The service has ended, and with it the contents of the execution's state.
+            MissedDeadline: No burst was free in time. Or an earlier run, for which no caller waits, took too long.
         """
         begin = time.monotonic_ns()
         moved = self._setup_deadline().call(self._move, number)

@@ -133,7 +133,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def turn(self) -> int:
-        """Index of the request that the next run sends. It changes after each run with status NONE."""
+        """Index of the request that the next run sends. It changes after each run that succeeds."""
         return lib.nnb_execution_turn(self.pointer)
 
     # ---- running ---------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def race(
 
 
 def percentiles_us(took: npt.NDArray[np.int64]) -> list[float]:
-    """Return the `PERCENTILES` of durations in microseconds, without interpolation."""
+    """Return the `PERCENTILES`, in microseconds, of durations in nanoseconds, without interpolation."""
     return [float(value) / 1e3 for value in np.percentile(took, PERCENTILES, method="higher")]
 
 

@@ -322,7 +322,7 @@ def _ready_line(ready: dict[str, Any]) -> str:
 
 
 def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the quotas of a connection, and the quotas of a user, from the keys that begin with ``user.``."""
+    """Return the quotas of a connection, and the quotas of a user. The keys of the latter begin with ``user.``."""
     from ...service.host.quotas import PER_USER, Quotas
 
     pairs = parse_pairs(texts, "--quota")

@@ -86,7 +86,7 @@ def _prelu(c: LoweredCall) -> None:
 
 
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
-    """Compare real values. A table converts quantised elements to values rounded from float64 to float32."""
+    """Lower a comparison of real values. A table has the real value, as float32, of each quantised value."""
 
     def compare(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)

@@ -41,7 +41,7 @@ class PythonRun:
         self._failure: NNBurstError = GeneralFailure()
 
     def run(self, deadline_ns: int) -> int:
-        """Run until a deadline (0 for none). Return 0, or the status of a failure."""
+        """Run the graph. Stop at a deadline (0 for none). Return 0, or the status of a failure."""
         try:
             for to, source in self._before:
                 np.copyto(to, source if to.dtype == source.dtype else source != 0)

@@ -77,7 +77,7 @@ def _infer_pool(view: OperationView) -> Outputs:
 
 
 def _infer_fully_connected(view: OperationView) -> Outputs:
-    """Infer the output of FULLY_CONNECTED, which flattens x to [count / inputs, inputs]."""
+    """Infer the output of FULLY_CONNECTED, which reshapes x to [-1, n]. n is the filter's second dimension."""
     check_activation(view)
     dims = view.dims("x")
     if len(dims) < 2:

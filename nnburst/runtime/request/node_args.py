@@ -49,10 +49,9 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
         may_be_empty: True if the array can have no elements.
         holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
-            ``seq(map(int64,tensor(float)))``. A session's argument has the `shape` and `dtype` of the elements; a
-            compilation's argument is an array of bytes that contains the encoded value.
-        said: In a compilation, the shape of the elements if `holds` is not empty. `shape` is then the shape of the
-            bytes.
+            ``seq(map(int64,tensor(float)))``. Empty for an array of numbers. For such a type, `Session` gives the
+            shape and dtype of the value; `Compilation` gives those of an array of bytes that encodes the value.
+        said: The shape of the value, if `shape` is the shape of the bytes that encode the value.
         is_optional: True for an input with a default, which callers can omit.
     """
 

@@ -192,7 +192,10 @@ class _Batches:
                 yield _split(outputs, rows) if error is None else self._run_each(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill batches for `Ring.run`. Yield (True if the batch must run, (number of filled rows, rows)) for each."""
+        """Fill batches for `Ring.run`. Yield (run, (number of filled rows, rows)) for each batch.
+
+        `run` is False if a batch contains only errors, or if its rows do not fit and the next batch repeats them.
+        """
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):

@@ -77,7 +77,7 @@ def complete_in_thread(flights: InFlightRuns, flight: InFlight) -> None:
 
 
 def _attend(reference: weakref.ref[InFlightRuns]) -> None:
-    """Complete executions while the burst exists."""
+    """Complete the futures of executions that have ended, as long as the burst exists."""
     flights = reference()
     if flights is None:
         return

@@ -40,7 +40,9 @@ class Order(msgspec.Struct, frozen=True):
     """An order to cause a fault.
 
     Attributes:
-        skip: Number of times that the point is reached before the fault happens.
+        point: The fault point.
+        act: What happens when a thread reaches the fault point.
+        skip: Number of times that a thread reaches the fault point without a fault.
         number: Seconds of a delay, exit status, or number of a signal.
     """
 
@@ -74,7 +76,7 @@ class _Armed:
             return False
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the order is withdrawn or `seconds` have passed; None for no limit."""
+        """Wait until the client withdraws this order, or `seconds` have passed; None for no limit."""
         end = None if seconds is None else time.monotonic() + seconds
         wait_readable([self._sock.fileno()], seconds)
         if not self.withdrawn():
@@ -108,7 +110,7 @@ class FaultPoints:
         return FaultyModel(prepared, self)
 
     def reach(self, point: Point) -> None:
-        """Cause the faults that are ordered for a point of the code."""
+        """Cause the faults that the client has ordered for a fault point."""
         with self._lock:
             self._receive()
             due = [armed for armed in tuple(self._armed) if armed.order.point == point and self._is_due(armed)]

@@ -443,10 +443,11 @@ class CopyBuffer(Message, tag="copy_buffer", frozen=True):
 
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
-    """Opens a burst. Carries the descriptors of the request channel, the result channel and, with `bell`, a socket.
+    """Opens a burst. Carries the descriptors of the request channel and the result channel.
 
     `callback`: the client's number for the burst, not 0; `polling_window`: seconds that the service polls, None for the
-    default; `cpus`: processors that the client may run on; `loop_timeout_ns`: limit of each WHILE, 0 for the default.
+    default; `cpus`: processors that the client may run on; `bell`: true if a descriptor of
+    the bell's socket follows; `loop_timeout_ns`: limit of each WHILE, 0 for the default.
     """
 
     prepared_model: Id
