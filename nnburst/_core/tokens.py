@@ -54,7 +54,7 @@ class Tokens:
     def admit(self, header: str | None) -> bool:
         """Return True if an Authorization header has a valid token.
 
-        The time of a check tells nothing about the valid tokens.
+        The duration of the check reveals nothing about the valid tokens.
         """
         if self._tokens is None:
             return True

@@ -3,7 +3,7 @@
 ::
 
     0  magic "NNBBLOBS"   8 version u32   12 device version u32   16 zero u64
-    24 length of the rest u64   32 digest of the build[32]   64 code over bytes 0-63 and the rest[32]
+    24 length of the rest u64   32 digest of the build[32]   64 code[32] over bytes 0-63 and 96-
     96 entries as (key, value), least recently used first: MessagePack
 
 The code is SHA-256, or HMAC-SHA256 with a key. Without a key the code detects only accidental damage, so the file must

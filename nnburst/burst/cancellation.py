@@ -96,7 +96,7 @@ def present_token() -> CancelToken | None:
 class WorkingMemory:
     """Working memory of a bound request and its runs, which is charged to the request's client.
 
-    Create this object while the server binds the request, because it charges the account of the `present_token`.
+    Create this object while the server binds the request, when it is known which client's account to charge.
     Bytes count until `give_back`, or until this object is dropped. Only one thread at a time may use it.
     """
 

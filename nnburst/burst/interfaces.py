@@ -95,7 +95,7 @@ class BurstContext(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the burst and release its memories and plans. Idempotent."""
+        """End the burst, and release the memories and prepared requests of its server. Idempotent."""
 
 
 class BurstExecutorWithCache:

@@ -180,6 +180,7 @@ class Cache:
 
     Args:
         root: The directory, or a descriptor of it. The first save makes a missing directory, with mode 0700.
+        limits: Largest size and number of entries; None for the limits that the environment sets.
         hook: Called with the name of each step of a publication, for tests.
 
     Raises:

@@ -59,7 +59,7 @@ class DeviceCacheHome:
     """The owner of a device's `DeviceCache`. Opens the cache on first use.
 
     Args:
-        epoch: Function that returns the digest of `build_epoch`; called on first use.
+        epoch: Function that returns the device's `build_epoch`; called on first use.
     """
 
     def __init__(self, device: str, epoch: Callable[[], bytes], model_files: int, data_files: int) -> None:

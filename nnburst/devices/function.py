@@ -209,7 +209,7 @@ class SentFunction(Struct, frozen=True):
 
     @classmethod
     def of(cls, function: object) -> SentFunction:
-        """Pickle a declared function.
+        """Pickle a function that `declare` has decorated.
 
         Raises:
             InvalidArgument: The function is not declared, or cannot be pickled.
@@ -332,7 +332,7 @@ class FunctionDevice(LocalDevice):
 
     @property
     def needs(self) -> Needs:
-        """The files, programs and network that the functions together need."""
+        """The union of the functions' needs: files, programs, and access to computer networks."""
         return Needs.sum(declaration_of(function).needs for function in self._functions.values())
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:

@@ -163,7 +163,7 @@ class _Network:
         self._lock = threading.Lock()
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Run the file once and return copies of the outputs."""
+        """Run the model once and return copies of the outputs."""
         with self._lock:
             try:
                 if self._runner is not None:

@@ -218,7 +218,7 @@ class LocalModel(PreparedModel):
         """Release memory that was needed only to compile and save the model."""
 
     def close(self) -> None:
-        """Refuse new requests. Existing plans stay usable."""
+        """Refuse new requests. Requests that are bound already can still run."""
         self._closed = True
         self.model = replace(self.model, pools=())
 

@@ -231,7 +231,7 @@ class PartitionedModel(PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> BurstContext:
-        """Serve a burst. Each remote part gets its own burst, with this burst's loop timeout."""
+        """Serve a burst. Each remote part gets its own burst, with the same limit for WHILE loops."""
         executor = _PartsExecutor(self, callback.loop_timeout_ns)
         return ExecutionBurstServer.create(
             callback, request_channel, result_channel, executor, polling_window=polling_window

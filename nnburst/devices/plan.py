@@ -32,8 +32,8 @@ class Plan:
         buffers: The request's driver-managed buffers, or None.
 
     Attributes:
-        gate: The buffers that each run locks, or None. `gate.current` runs the request without locking them, for
-            a burst that has locked them itself.
+        gate: The buffers that each run locks, or None. A burst can lock them itself, and then call `gate.current`
+            in place of this plan.
 
     Raises:
         NNBurstError: The request cannot run, or its memory cannot be mapped or copied.
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def call(self) -> Kernel:
-        """The fastest callable for the request: the kernel alone, if a run does nothing else."""
+        """The fastest callable for the request: the kernel, or this plan if a run must also copy, lock or measure."""
         direct = self._opened is not None and self._opened.is_direct and not self._measures
         return self._kernel if direct else self
 

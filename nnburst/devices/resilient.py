@@ -77,7 +77,12 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def current(self) -> Device:
-        """The connected device. Raises `BadState` after `close`, `GeneralFailure` if the new device is different."""
+        """The connected device.
+
+        Raises:
+            BadState: This object is closed.
+            GeneralFailure: The last reconnection found a device with other properties.
+        """
         if self._closed:
             raise BadState("the device is closed")
         device = self._device

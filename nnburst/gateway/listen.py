@@ -88,7 +88,7 @@ class _New(asyncio.Protocol):
 
 
 class _Runner(web.AppRunner):
-    """Runner that limits connections: if descriptors ran out, the event loop would log errors endlessly."""
+    """Runner of a server that limits connections. Without descriptors, the event loop would log errors endlessly."""
 
     def __init__(self, application: web.Application, most: int, *, ends_oldest: bool, **options: Any) -> None:
         super().__init__(application, **options)

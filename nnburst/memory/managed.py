@@ -139,7 +139,7 @@ class ManagedBuffer:
 
     @contextmanager
     def use(self, *, write: bool) -> Iterator[None]:
-        """Lock the buffer in a ``with`` block: exclusively if `write`, else shared. The `generation` stays the same.
+        """Lock the buffer in a ``with`` block: exclusively if `write`, else shared. `generation` does not change.
 
         Raises the same errors as `Uses.acquire`.
         """
@@ -392,7 +392,7 @@ class BufferView:
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """A key that no other pool has."""
+        """A key that no other buffer or memory has."""
         return -1, id(self.buffer), 0, self.size
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:

@@ -516,14 +516,14 @@ class Memory(Closing):
     # -- internals -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the file descriptors and drop the mapping; views stay valid. Idempotent."""
+        """Close the file descriptors. The memory is unmapped when its last view is dropped. Idempotent."""
         self._fds.close()
         self._mapping = self._guarded = None
 
     def _region(
         self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int, *, tensor: bool = False
     ) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-        """Check a range of the pool, and return (dtype, shape, bytes). An image has one range, the whole tensor."""
+        """Check a range of the pool, and return (dtype, shape, bytes). The only range of an image is the whole."""
         try:
             element = np.dtype(dtype)
             lengths = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))

@@ -1,4 +1,4 @@
-"""The model builder, with methods for arrays and for operand indexes."""
+"""The model builder. Its methods take arrays and operands, or, like NNAPI's, indexes of operands."""
 
 from __future__ import annotations
 

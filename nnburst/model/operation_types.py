@@ -143,7 +143,7 @@ def operation_since(operation: OperationType) -> HalVersion:
 
 
 def require_operation(code: object) -> int:
-    """Return the code of an operation, which may be unknown. Raises `InvalidArgument` if the code is not a number."""
+    """Return `code`, even if no operation has this code. Raises `InvalidArgument` if it is not a number."""
     if not isinstance(code, int):
         raise InvalidArgument(
             f"{code!r}: give a member of OperationType, such as OperationType.RELU, or the name of an extension, such"

@@ -113,7 +113,7 @@ class OperationView:
         return self.operation.inputs[self.match.positions[name][which]]
 
     def count(self, name: str) -> int:
-        """Return the number of inputs called `name`; 0 if the operation lacks this option."""
+        """Return the number of inputs called `name`; 0 if the operation has no such input."""
         return len(self.match.positions.get(name, ()))
 
     def operand(self, name: str, which: int = 0) -> OperandDesc:

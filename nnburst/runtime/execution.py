@@ -172,7 +172,7 @@ class Execution(BoundRequest, Closing):
 
     @property
     def _wired(self) -> dict[str, Array]:
-        """The input arrays as the service reads them."""
+        """The input arrays in shared memory; bytes for values that are sent encoded."""
         return self._arguments.inputs
 
     def _copied(self) -> list[Array]:

@@ -444,7 +444,7 @@ class Session(OneProcess, Closing):
     def _lend_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
-        """Lend a ring of executions. Afterwards, the pool keeps the ring for arguments of the same form."""
+        """Lend a ring of executions. Afterwards, the ring is kept for calls with the same inputs and ranks."""
         rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:

@@ -20,7 +20,7 @@ _inside: ContextVar[bool] = ContextVar("nnburst_inside_span", default=False)
 
 
 class Spans:
-    """Maker of spans for a session's runs."""
+    """Maker of OpenTelemetry spans for a session's runs."""
 
     def __init__(self) -> None:
         self._trace = sys.modules["opentelemetry.trace"]

@@ -1,4 +1,4 @@
-"""The statistics page of a service, from the writers' side."""
+"""The statistics page of a service (a piece of shared memory): the code of the processes that write it."""
 
 from __future__ import annotations
 

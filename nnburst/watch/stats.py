@@ -42,7 +42,7 @@ HISTOGRAMS: Mapping[str, int] = {
 
 
 class RowKind(enum.IntEnum):
-    """The subject of a row of statistics. A row that ends adds its numbers to its parent, so sums stay complete."""
+    """The subject of a row of statistics. When it ends, its numbers are added to its parent, so sums stay complete."""
 
     SERVICE = 1
     """The service itself, including the sums of closed models."""

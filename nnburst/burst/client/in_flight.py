@@ -157,10 +157,10 @@ class InFlightRuns:
         return False
 
     def collect(self, watched: int) -> bool:
-        """Take the answers that have come, and call `arm` for the others. Return False if nothing is in flight.
+        """Take the answers that have come, and `arm` the bell for the next one. Return False if nothing is in flight.
 
         Args:
-            watched: The descriptor that `copy_bell` returned.
+            watched: The copy of the bell's descriptor that the event loop watches.
         """
         lib.nnb_bell_hush(watched)
         self._land_all()

@@ -76,7 +76,7 @@ class BoundRequest(Runnable, OneProcess):
 
     Args:
         controller: The burst.
-        requests: One request, or two alternating requests of the same form.
+        requests: One request, or two that alternate and differ only in their buffers.
         measure: True if results carry `Timing`.
         answer_length: Datums of the longest result. None reserves the whole result channel, so that no other run can
             be in flight.

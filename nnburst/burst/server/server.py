@@ -174,7 +174,7 @@ class ServerEnd:
         self._plans[self._base + plan_id] = self._rebind
 
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
-        """Run a plan. If its kernel has a `gate`, a set of buffers, C locks these buffers in later runs."""
+        """Run a plan. If its kernel has a `gate` (a set of buffers), the C core locks them from the next run on."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:

@@ -55,7 +55,7 @@ class Report:
         return self.results[case.key].ratio(None if self.base is None else self.results[self.base])
 
     def show(self, console: Console) -> None:
-        """Print the table and the conditions."""
+        """Print the table, and data of the machine."""
         table = Table(self.title, "wait", "payload", box=box.SIMPLE_HEAD, pad_edge=False)
         for name in (*_SHOWN, "ratio" if self.base else "p50/L"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -97,7 +97,7 @@ def machine() -> str:
 
 
 def measure(cases: Sequence[Case], rounds: int, seconds: float) -> tuple[list[str], Sequence[Case], dict[str, Result]]:
-    """Measure each row `rounds` times for about `seconds`. Return the arguments of a `Report`."""
+    """Measure each case `rounds` times for about `seconds`. Return the arguments of a `Report`."""
     cpus, load = allowed_cpus(), os.getloadavg()[0]
     results = run(cases, rounds, seconds)
     turns = [turn for result in results.values() for turn in result.rounds]

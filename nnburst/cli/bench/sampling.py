@@ -64,10 +64,10 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """True if there are samples, and `line_before` and `line_after` differ at most by a factor of 1.5.
+        """True if there are samples, and the round trip of a cache line has stayed the same, up to a factor of 1.5.
 
-        The two differ more if the host of a virtual machine moves its CPUs. With one CPU, both are NaN, and a round
-        only needs samples.
+        It changes if the host of a virtual machine moves its CPUs. With one CPU, it is not measured, and a round only
+        needs samples.
         """
         low, high = sorted((self.line_before, self.line_after))
         return len(self.samples) > 0 and not math.isinf(high) and not high > 1.5 * low
@@ -100,7 +100,7 @@ class Result:
     def ratios(self, base: Result | None = None, percent: float = 50) -> list[float]:
         """Return this row's percentile divided by the percentile of `base`, for each round that is `settled`.
 
-        Without `base`, the divisor is the mean of `line_before` and `line_after`."""
+        Without `base`, the divisor is the round trip of a cache line in the same round."""
         if base is not None:
             return [
                 float(np.percentile(a.samples, percent) / np.percentile(b.samples, percent))

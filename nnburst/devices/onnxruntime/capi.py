@@ -1,7 +1,7 @@
 """A part of ONNX Runtime's Python interface, made of calls to ONNX Runtime's C API.
 
 The library has a table of functions, whose positions never change. This module makes the calls that happen once for a
-session or request. Runs are kernels in C (``csrc/ort.c``).
+session or request. ``csrc/ort.c`` makes the calls of each run.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def import_graph(data: bytes) -> ImportedModel:
 
     Raises:
         InvalidArgument: The model is malformed.
-        GeneralFailure: A request cannot contain values of an input's or output's type, or there are too many external
+        GeneralFailure: An input or output has a type that requests do not support, or there are too many external
             files.
     """
     proto = parse(data)

@@ -63,7 +63,7 @@ class BoundGraph:
         request: A request that `validate_request` accepted, and whose memory is open.
         leave_open: Function to call with the positions of outputs whose declared dimensions are wrong. It makes these
             dimensions unknown.
-        batches: The model's batches; None if requests never run together.
+        batches: The object that runs several requests as one batch; None if requests never run together.
 
     Raises:
         InvalidArgument: An argument's bytes do not fit its type and dimensions, or cannot be written.
@@ -183,7 +183,7 @@ class BoundGraph:
         place: Bytes,
         room: int,
     ) -> None:
-        """Fill in an ``nnb_ort_argument``. With it, C runs later requests that have other memory or shapes."""
+        """Fill in an ``nnb_ort_argument``. ``csrc/ort.c`` needs it for later requests with other memory or shapes."""
         dimensions, given = operand.dimensions, argument.dimensions
         if isinstance(pool, BufferView):
             row.buffer = pool.buffer.handle

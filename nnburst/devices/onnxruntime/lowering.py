@@ -124,7 +124,7 @@ class Lowering:
         return (found ^ np.int8(-128)).view(np.uint8) if self.is_signed(index) else found
 
     def is_signed(self, index: int) -> bool:
-        """Return True if the graph adds 128 to an operand's elements."""
+        """Return True if an operand's stored elements are int8. The graph adds 128 to them and computes with uint8."""
         return self._model.main.operands[index].type in _SIGNED
 
     def set_result(self, index: int, value: str, dims: tuple[int, ...]) -> None:

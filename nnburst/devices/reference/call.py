@@ -53,7 +53,7 @@ def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[A
 
 
 class KernelCall(OperationView):
-    """An operation during its binding.
+    """An operation of a request that is being bound.
 
     A kernel requests arrays and appends steps. Results that depend only on constants are computed before a run.
 
@@ -114,11 +114,11 @@ class KernelCall(OperationView):
         self._steps.append(partial(function, *args, **kwargs))
 
     def compute(self, function: Callable[..., Any], *arrays: Array) -> None:
-        """Append a call of `function`, which returns the output's values before quantisation."""
+        """Append a step that calls `function`, which returns the output's values before quantisation."""
         self.do(_assign, self.real_out(), function, arrays)
 
     def move(self, function: Callable[..., Any], *arrays: Array) -> None:
-        """Append a call of `function`, which returns the output's values as they are stored."""
+        """Append a step that calls `function`, which returns the output's values as they are stored."""
         self.do(_assign, self.out(), function, arrays)
 
     def finished_steps(self) -> list[KernelStep]:

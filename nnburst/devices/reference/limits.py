@@ -47,8 +47,8 @@ class MemoryBudget(WorkingMemory):
     """The memory budget of one execution, including its subgraphs.
 
     Attributes:
-        results: Bytes of those results of operations that later operations need.
-        scratch: Bytes of the kernels' own arrays.
+        results: Bytes that results take as long as later operations need them.
+        scratch: Bytes that the kernels' own arrays take.
     """
 
     __slots__ = ("_most", "results", "scratch")

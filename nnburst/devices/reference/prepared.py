@@ -75,7 +75,7 @@ class ReferencePreparedModel(LocalModel):
         return (msgspec.msgpack.encode(model),), (bytes(data),)
 
     def fingerprint(self) -> bytes:
-        """Return the fingerprint of the compiled contents. Not for restored models, which have no pools."""
+        """Return the fingerprint of the model and its constants. Not for restored models, which lack constants."""
         return model_fingerprint(self.model, copies=self.graph.constants)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:

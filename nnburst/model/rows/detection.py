@@ -1,4 +1,4 @@
-"""Rows of object detection: regions, boxes, key points. Quantised boxes are in eighths of a pixel."""
+"""The operation table, part: object detection. Quantised boxes are in eighths of a pixel."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def is_name(source: str | bytes) -> TypeGuard[str]:
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
-    """Return the error for a path that no device reads. Return None if `path` may be the name of a model instead."""
+    """Return the error for a path that no device accepts. Return None if `path` may be a model's name instead."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
         return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_ANY}: {_WAYS_OUT}")
@@ -135,7 +135,7 @@ def import_model(
 def checked_source(
     model: object, examples: object, device: str | None, *, has_service: bool
 ) -> tuple[Model | str | bytes, bytes]:
-    """Return the model to open, and the functions to send to the service.
+    """Return the model to open, and pickled Python functions to send to the service (empty if it is no function).
 
     Args:
         examples: Example inputs of a torch module.
@@ -245,7 +245,7 @@ def _open(path: str, directory: str | None) -> Memory:
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:
-    """Attach mapped files to a model. Each constant in a file is then located at the whole file."""
+    """Attach mapped files to a model. The value of a constant that lies in a file becomes all bytes of that file."""
     operands = tuple(
         replace(operand, location=DataLocation(index, 0, pools[index].size))
         if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (index := operand.location.pool_index) < len(pools)

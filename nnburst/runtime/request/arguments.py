@@ -83,7 +83,7 @@ def lay_out(arguments: Sequence[Argument]) -> ArgumentLayout:
 def requests_for(
     layout: ArgumentLayout, arguments: Sequence[Argument], inputs: int, steps: Steps | None = None
 ) -> tuple[Request, ...]:
-    """Return the request for arguments, or two requests that runs use alternately.
+    """Return the request for arguments. If some are in two memories alternately, return two requests.
 
     Args:
         inputs: Number of inputs among the arguments.
@@ -323,7 +323,7 @@ class Arguments:
                 self.copies[node.name] = array.copy
 
     def _array(self, index: int) -> Array | None:
-        """Return the array of an argument; None if it is omitted, a state, or not readable in this process."""
+        """Return the array of an argument; None if it is omitted, lies in a device buffer, or is not readable here."""
         node, shape, room = self._nodes[index], self._known[index], self.layout.views[index]
         buffer, whole = self._buffers.get(node.name), None if shape is None else self._add_steps(shape)
         if buffer is not None:

@@ -33,7 +33,7 @@ _LEAST_ROOM = 8
 
 
 class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of an encoded value."""
+    """A string, sequence or map, encoded as bytes."""
 
 
 class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
@@ -110,7 +110,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return True
 
     def is_empty(self, shape: Sequence[int]) -> bool:
-        """Return True for an empty shape. Raises `InvalidArgument` if the model does not accept empty arrays."""
+        """Return True if a size in a shape is 0. Raises `InvalidArgument` if the model does not accept empty arrays."""
         if 0 not in shape:
             return False
         if not self.may_be_empty:
@@ -333,7 +333,10 @@ class SharedValues(Mapping[str, Any]):
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
-    """Return the length of the longest answer in datums: 2, plus 1 per output, plus 1 per dimension of each output."""
+    """Return the length of the longest result packet, in elements of the result channel.
+
+    It has 2 elements, 1 for each output, and 1 for each dimension of each output.
+    """
     ranks = (HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 

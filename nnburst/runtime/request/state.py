@@ -42,19 +42,19 @@ class State(Struct, frozen=True):
 
     @property
     def buffer_ids(self) -> tuple[BufferId, BufferId]:
-        """Ids of the buffers that the input reads, (in turn 0, in turn 1). The output uses the other buffer."""
+        """Ids of the two buffers. The input reads them alternately, and the output writes the other buffer."""
         first, second = self.buffers
         return BufferId(first.id), BufferId(second.id)
 
     def write(self, turn: int, value: Array | None) -> None:
-        """Set the contents that the next run reads; None for zeros."""
+        """Set the contents that the next run reads from the buffer with index `turn`; None for zeros."""
         shape = self.shape if value is None else value.shape
         with self._memory(shape) as memory:
             memory.array(self.target.dtype, shape)[...] = self.target.zero_point if value is None else value
             self.buffers[turn].copy_from(memory, shape if self.grows else ())
 
     def read(self, turn: int, shape: tuple[int, ...]) -> Array:
-        """Return a copy of the contents that the next run reads, in the given shape."""
+        """Return a copy of the contents that the next run reads from the buffer with index `turn`, in the given shape."""
         with self._memory(shape) as memory:
             self.buffers[turn].copy_to(memory)
             return memory.array(self.target.dtype, shape).copy()
@@ -80,7 +80,7 @@ class States:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def buffer_ids(self, kind: str) -> dict[str, tuple[BufferId, BufferId]]:
-        """Return the buffer ids of each state, (in turn 0, in turn 1), by name of its "input" or "output" (`kind`)."""
+        """Return the ids of each state's buffers in the order of use, by name of its "input" or "output" (`kind`)."""
         if kind == "input":
             return {name: state.buffer_ids for name, state in self.all.items()}
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}

@@ -1,1 +1,1 @@
-"""Runs of requests: bursts, permits, event loops, recovery."""
+"""How sessions run requests: bursts, permits to run, event loops, recovery."""

@@ -230,10 +230,11 @@ class _Batches:
             yield False, (self._filled, rows)
 
     def _copy(self, arrays: Inputs) -> int | None:
-        """Copy an input into the batch, if there is room.
+        """Copy an input into the batch, unless it has more rows than the batch has left.
 
         Returns:
-            The input's number of rows; None if its rows have another shape than the batch's rows.
+            The input's number of rows, even if it was not copied; None if its rows have another shape than the
+            batch's rows.
 
         Raises:
             InvalidArgument: The input does not fit the model.

@@ -82,7 +82,7 @@ class BurstPool:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Reset the pool in a forked child: refuse new bursts, and drop rings, which the parent uses."""
+        """Reset the pool in a forked child. The pool refuses new bursts, and forgets the parent's rings."""
         self._refusal, self._attempt, self._rings = INHERITED, None, {}
 
     def _check_open(self) -> None:
@@ -174,7 +174,7 @@ class BurstPool:
         return self._bursts[0]
 
     def get_live_burst(self) -> Burst:
-        """Return a free burst like `get_free_burst`. If the service has died, call `recover` first."""
+        """Return a free burst like `get_free_burst`. If the service has died, wait until it is restarted."""
         if self.first.controller.ending.reason:
             self.recover(self.first)
         return self.get_free_burst()

@@ -58,12 +58,12 @@ class Ring:
 
     @property
     def is_idle(self) -> bool:
-        """True if the burst can be used again, and has nothing in flight."""
+        """True if the burst is alive, and has nothing in flight."""
         controller = self._controller
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def run(self, items: Iterable[tuple[bool, T]]) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
-        """For each item, start the execution `current`. Yield item, execution and error after each run.
+        """Run the ring's next execution for each item. Yield item, execution and error after each run.
 
         Several runs are in flight at the same time.
 
@@ -125,6 +125,6 @@ def _abandon_all(executions: Sequence[CData]) -> None:
 
 
 def _end(executions: Sequence[CData], then: Callable[[], object]) -> None:
-    """Withdraw the executions, so that no answer is written into freed memory."""
+    """Withdraw the executions, so that no answer is written into freed memory. Then call `then`."""
     _abandon_all(executions)
     then()

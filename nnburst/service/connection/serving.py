@@ -46,7 +46,7 @@ class Workers:
 
         Args:
             under_way: Number of jobs that are queued or running, including this one.
-            rank: Rank of the job, 0 or more.
+            rank: Rank of the job, 0 or more. Jobs of the lowest rank run first.
 
         Raises:
             ResourceExhausted: There is no worker thread, and the system cannot start one. The job is dropped.
@@ -121,7 +121,7 @@ class ServedCalls:
             self._has_long = self._has_long or is_long
 
     def end(self, n_fds: int = 0, is_long: bool = False) -> None:
-        """Stop counting a request whose answer is ready."""
+        """Stop counting a request whose answer is ready. Its message had `n_fds` descriptors, or was long."""
         with self._lock:
             self.count -= 1
             self._fds -= n_fds
@@ -136,7 +136,7 @@ class Serving:
         handler: Object with the methods that `CALLS` names for this side. Optional methods: `admit(call)` runs before
             each call, and `rank(message)` orders waiting calls. `charge_answer(nbytes, n_fds)` charges an answer, and
             returns a function that releases the charge.
-        workers: Threads for calls that do not compute, and threads for calls that compute.
+        workers: Two groups of threads: for calls that do not compute, and for calls that compute.
         outbox: Queue of the answers.
         mailbox: The owner's mailbox.
         break_off: Function that ends the connection for a given reason.

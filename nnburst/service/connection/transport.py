@@ -301,7 +301,7 @@ class Connection:
 
     @property
     def _patience(self) -> float:
-        """Seconds that a release may take."""
+        """Seconds that the message which releases an object may take."""
         return max(0.0, min(LEAVING, self._leave_by - time.monotonic()))
 
     def _join_workers(self, deadline: Deadline) -> bool:

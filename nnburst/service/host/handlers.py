@@ -403,7 +403,7 @@ class SlotMemories(BurstCallback):
             charge.release()
 
     def forget_all(self) -> None:
-        """Release all charges, because the burst has ended."""
+        """Stop charging the slots' memories to the client's quota, because the burst has ended."""
         for slot in list(self._charges):
             self.forget(slot)
 

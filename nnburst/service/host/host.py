@@ -68,7 +68,7 @@ class ServiceHost:
             ends. None for no limit.
         faults: The faults that a test has ordered for this service; None outside tests.
         sandbox: The sandbox of this process, for clients to see.
-        apart: Devices that clients cannot use in this process. Only the broker's published models run on them here.
+        apart: Devices that run only named models in this process. Clients' own models use another process.
     """
 
     def __init__(

@@ -348,7 +348,7 @@ class Broker:
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
         """End the connections of process `pid`, and return their number.
 
-        With `uid`, end the connections of all processes of that user except `pid`.
+        With `uid`, spare process `pid`, and end the connections of all other processes of that user.
         """
         ended = 0
         for worker in self.workers:

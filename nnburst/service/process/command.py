@@ -59,7 +59,7 @@ def absolute_entries(path: str) -> str:
 
 
 def service_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env`, with defaults for some variables of libraries that it lacks (docs/platforms.md)."""
+    """Return a copy of `env`, with defaults for some variables of libraries (docs/platforms.md)."""
     threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
     return {**_DEFAULTS, **threads, **env}
 

@@ -249,7 +249,7 @@ def _open_removed(path: Path) -> int:
 
 
 def _read(fd: int) -> tuple[int, str]:
-    """Return the pid of the service that owns the file, and the service's line about itself."""
+    """Return the contents of a lock file: the pid of the service, and a line that describes its sandbox."""
     pid, _, text = os.pread(fd, _LONGEST_LOCK, 0).decode(errors="replace").partition("\n")
     said = "".join(filter(str.isprintable, text))
     return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
@@ -461,7 +461,7 @@ def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
 
 
 def _owner(lock: Path) -> tuple[int | None, str]:
-    """Return the owner's pid and the service's line about itself.
+    """Return the pid of the service that holds a lock file, and the line that describes its sandbox.
 
     The pid is 0 if the lock file shows no owner, None if there is no lock file.
     """

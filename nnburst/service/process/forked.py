@@ -39,7 +39,8 @@ class Zygote:
     """The zygote's process.
 
     Attributes:
-        kind: What forked services inherit from the client: environment variables, rights, limits and more.
+        kind: What forked services inherit: environment variables, rights, limits and more. If this program changes
+            one of these, it needs another zygote.
         control: The socket for requests to fork.
     """
 

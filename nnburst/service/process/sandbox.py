@@ -176,7 +176,7 @@ def find_code() -> tuple[str, ...]:
 
 
 def _state(devices: Iterable[Device]) -> Path | None:
-    """Create and return the directory of the trust store; None if the devices use no cache, or on failure."""
+    """Create and return the state directory, which the cache needs; None if the devices use no cache, or on failure."""
     if all(device.get_number_of_cache_files_needed() == (0, 0) for device in devices):
         return None
     with contextlib.suppress(OSError, CacheRejected):

@@ -93,7 +93,7 @@ class Worker:
     Only the broker's main thread calls methods, except `launch`, `remove_client` and `stop_accepting`.
 
     Attributes:
-        uid: User whose models the process runs; None for the operator's models.
+        uid: User whose models the process runs; None for the named models.
         what: Name of the process in messages.
         service: The connection to the process, once the process has started.
         group: Control group of the process, if any.
@@ -414,7 +414,7 @@ class WorkerPool:
         return True
 
     def close(self) -> None:
-        """End the workers. They finish their runs, and tell their clients the reason. Idempotent."""
+        """End the workers. They finish their runs, and tell their clients that the service was stopped. Idempotent."""
         workers = list(self)
         self._all.clear()
         services = [worker.service for worker in workers if worker.service is not None]

@@ -464,7 +464,7 @@ class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen
     """The reply to `ConfigureBurst`.
 
     `cpus`: CPUs on which the listening thread may run; `pipelined`: true if the client may send a request before
-        earlier requests are answered. The client must then have sent a socket for `ConfigureBurst.bell`.
+        earlier requests are answered. It is false if `ConfigureBurst.bell` was false.
     """
 
     burst: Id

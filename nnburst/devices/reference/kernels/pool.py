@@ -1,4 +1,4 @@
-"""Kernels of 2-D pools."""
+"""Kernels of the 2-D pooling operations."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ..call import KernelCall
 def _reduction(
     function: Callable[[Array, tuple[int, ...]], Array], *, of_real: bool = False
 ) -> Callable[[KernelCall], None]:
-    """Return the kernel that calls `function` with values and axes. If `of_real`, the values are real, else stored."""
+    """Return the kernel that calls `function` with an array and axes. If `of_real`, it dequantises the array."""
 
     def kernel(call: KernelCall) -> None:
         axes, shape = call.axes("axes", call.array("x").ndim), call.out().shape

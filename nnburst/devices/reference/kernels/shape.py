@@ -39,7 +39,7 @@ def strided_slice(call: KernelCall) -> None:
 
 
 def concatenation(call: KernelCall) -> None:
-    """CONCATENATION: join the inputs. Tables convert quantised inputs to the output's quantisation."""
+    """CONCATENATION: join the inputs. Look-up tables convert quantised inputs to the output's quantisation."""
     out, target = call.out(), call.output()
     axis, first = call.axis("axis", out.ndim), 0
     for which in range(call.count("x")):
