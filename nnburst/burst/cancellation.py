@@ -1,7 +1,7 @@
 """Cancellation of requests whose clients no longer wait, and the accounts that limit the working memory of runs.
 
-A server binds requests in a block ``with under_token(token)``. A kernel that may run for long takes the
-`present_token` when the server binds its request.
+A server binds requests in a block ``with use_cancel_flag(flag)``. A kernel that may run for long takes the
+`present_cancel_flag` when the server binds its request.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LEAST_CHARGE = 1 << 16
 """Minimum bytes to charge at a time."""
 
 
-class CancelToken:
-    """The cancellation token of a client's requests, cancelled once the client no longer waits for answers.
+class CancelFlag:
+    """The cancellation flag of a client's requests, raised once the client no longer waits for answers.
 
     Attributes:
-        cancelled: A word in C, nonzero once the token is cancelled.
+        cancelled: A word in C, nonzero once the flag is raised.
         server: The burst's server end in C, which shows whether the client has abandoned the running request.
             NULL if there is no open burst.
         account: Account that working memory is charged to; None for no account.
@@ -51,7 +51,7 @@ class CancelToken:
         self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use is one atomic step of the interpreter
 
     def add(self, kernel: Kernel) -> None:
-        """Register a kernel. If it has a method `cancel` (see `Kernel`), cancelling the token calls that method."""
+        """Register a kernel. If it has a method `cancel` (see `Kernel`), raising the flag calls that method."""
         if getattr(kernel, "cancel", None) is None:
             return
         kernels, number = self._kernels, next(_NUMBERS)
@@ -60,7 +60,7 @@ class CancelToken:
             self._cancel_kernels()
 
     def cancel(self) -> None:
-        """Cancel the token and its kernels. Any thread may call this method, which takes no lock."""
+        """Raise the flag and cancel its kernels. Any thread may call this method, which takes no lock."""
         lib.nnb_word_raise(self.cancelled)
         self._cancel_kernels()
 
@@ -72,25 +72,25 @@ class CancelToken:
 
 
 class _Present(threading.local):
-    token: CancelToken | None = None
+    flag: CancelFlag | None = None
 
 
 _PRESENT = _Present()
 
 
 @contextlib.contextmanager
-def under_token(token: CancelToken | None) -> Iterator[None]:
-    """Make a token (or None) the present token of this thread in the ``with`` block."""
-    before, _PRESENT.token = _PRESENT.token, token
+def use_cancel_flag(flag: CancelFlag | None) -> Iterator[None]:
+    """Make a flag (or None) the present flag of this thread in the ``with`` block."""
+    before, _PRESENT.flag = _PRESENT.flag, flag
     try:
         yield
     finally:
-        _PRESENT.token = before
+        _PRESENT.flag = before
 
 
-def present_token() -> CancelToken | None:
-    """Return the token that `under_token` has set in this thread, or None."""
-    return _PRESENT.token
+def present_cancel_flag() -> CancelFlag | None:
+    """Return the flag that `use_cancel_flag` has set in this thread, or None."""
+    return _PRESENT.flag
 
 
 class WorkingMemory:
@@ -103,8 +103,8 @@ class WorkingMemory:
     __slots__ = ("_account", "_charged", "_releases", "_taken")
 
     def __init__(self) -> None:
-        token = present_token()
-        self._account = None if token is None else token.account
+        flag = present_cancel_flag()
+        self._account = None if flag is None else flag.account
         self._taken = self._charged = 0
         self._releases: list[Callable[[], None]] = []
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..burst.cancellation import CancelToken, present_token, under_token
+from ..burst.cancellation import CancelFlag, present_cancel_flag, use_cancel_flag
 from ..burst.interfaces import BurstExecutorWithCache
 from ..burst.kernel import Kernel, run_until
 from ..cache.device_cache import VerifiedEntry
@@ -175,14 +175,14 @@ class LocalModel(PreparedModel):
             raise BadState("the prepared model is closed")
         validate_request(self.model, request, allow_unspecified_output=not fenced)
         steps = request.steps
-        token = present_token()
-        one = self.bind if token is None else partial(self._bind_for, token)
-        bind = one if steps is None else partial(SteppedKernel, one, steps, token)
+        flag = present_cancel_flag()
+        one = self.bind if flag is None else partial(self._bind_for, flag)
+        bind = one if steps is None else partial(SteppedKernel, one, steps, flag)
         return Plan(bind, request, options, bind_buffers(self, request))
 
-    def _bind_for(self, token: CancelToken, request: Request, options: RunOptions) -> Kernel:
+    def _bind_for(self, flag: CancelFlag, request: Request, options: RunOptions) -> Kernel:
         kernel = self.bind(request, options)
-        token.add(kernel)
+        flag.add(kernel)
         return kernel
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
@@ -196,12 +196,12 @@ class LocalModel(PreparedModel):
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Bind a fenced request; see `PreparedModel.bind_fenced`. Only the run checks that buffers have contents."""
-        plan, token = self.plan(request, options, fenced=True), present_token()
+        plan, flag = self.plan(request, options, fenced=True), present_cancel_flag()
 
         def run(final: RunOptions) -> ExecutionResult:
             if final == options:
                 return _run(plan, final)
-            with under_token(token):
+            with use_cancel_flag(flag):
                 return self.execute_synchronously(request, final)
 
         return run

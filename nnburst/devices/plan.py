@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..burst.cancellation import WorkingMemory, present_token, under_token
+from ..burst.cancellation import WorkingMemory, present_cancel_flag, use_cancel_flag
 from ..burst.kernel import Kernel, run_until
 from ..errors import ErrorStatus, ResourceExhausted
 from ..memory.managed import BufferSet
@@ -45,7 +45,7 @@ class Plan:
         self._options = options
         self._buffers = buffers
         self._measures = options.measure == MeasureTiming.YES
-        self._token = present_token()
+        self._cancel_flag = present_cancel_flag()
         self._opened: OpenRequest | None = None
         self.gate: BufferSet | None = None if buffers is None else buffers.set
         if buffers is None:
@@ -53,7 +53,7 @@ class Plan:
 
     def _open(self) -> OpenRequest:
         try:
-            with under_token(self._token):  # so that a later opening counts memory for the same client
+            with use_cancel_flag(self._cancel_flag):  # so that a later opening counts memory for the same client
                 self._staged = WorkingMemory()
                 opened = open_request(self._request, self._staged.take)
                 self._kernel = self._bind(opened.request, self._options)
@@ -102,7 +102,7 @@ class Plan:
         kernel: Kernel | None = gate.admit()
         try:
             if kernel is None:
-                with under_token(self._token):
+                with use_cancel_flag(self._cancel_flag):
                     kernel = Plan(self._bind, buffers.with_views(), self._options).call
                 gate.keep(kernel)
             result = run_until(kernel, deadline_ns)

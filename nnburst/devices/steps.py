@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
-from ..burst.cancellation import CancelToken, WorkingMemory
+from ..burst.cancellation import CancelFlag, WorkingMemory
 from ..burst.kernel import Kernel, run_until
 from ..errors import (
     GeneralFailure,
@@ -44,7 +44,7 @@ class SteppedKernel:
 
     Args:
         bind: Function that returns the kernel of one step.
-        token: Token that is cancelled if the client stops waiting; or None.
+        flag: Flag that is raised if the client stops waiting; or None.
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
@@ -55,7 +55,7 @@ class SteppedKernel:
         self,
         bind: Callable[[Request, RunOptions], Kernel],
         steps: Steps,
-        token: CancelToken | None,
+        flag: CancelFlag | None,
         request: Request,
         options: RunOptions,
     ) -> None:
@@ -106,8 +106,8 @@ class SteppedKernel:
             row.nbytes, row.stride = one.nbytes, stride
         nbytes = sum(one.nbytes for one, _, _ in every)
         sizes = {"n_inputs": len(exchanged[0]), "n": len(every), "count": self._count, "nbytes": nbytes}
-        self._token = token
-        who = {} if token is None else {"gone": token.cancelled, "server": token.server}
+        self._cancel_flag = flag
+        who = {} if flag is None else {"gone": flag.cancelled, "server": flag.server}
         self._steps = ffi.new("nnb_steps *", {"arguments": self._rows, "lasted_ns": 2**64 - 1, **who, **sizes})
 
     def __call__(self) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 import nnburst
 from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, Memory, MissedDeadline, ResourceExhausted
 from nnburst._core import ffi
-from nnburst.burst.cancellation import CancelToken, under_token
+from nnburst.burst.cancellation import CancelFlag, use_cancel_flag
 from nnburst.devices.onnxruntime import kernel
 from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
@@ -355,7 +355,7 @@ def test_copies_of_arguments_count_as_working_memory_and_results_of_open_shape_a
             pool.array(np.int64, (n,))[...] = 1
             places = [RequestArgument(False, DataLocation(0, 8 * n * i, 8 * n)) for i in range(3)]
             opened = open_request(Request((places[0],), tuple(places[1:]), (pool,)))
-            with under_token(CancelToken(account=account)):
+            with use_cancel_flag(CancelFlag(account=account)):
                 plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
             assert 2 * 8 * n <= sum(taken) < 2 * 8 * n + (1 << 17)
             for _ in range(runs):

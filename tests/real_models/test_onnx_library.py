@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import nnburst
 from nnburst import Memory
-from nnburst.burst.cancellation import CancelToken, under_token
+from nnburst.burst.cancellation import CancelFlag, use_cancel_flag
 from nnburst.devices.onnxruntime import capi
 from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
@@ -130,15 +130,15 @@ def test_cancelled_plan_never_runs_again(in_c: bool) -> None:
         with contextlib.closing(device.prepare_model(replace(imported, pools=(file,)))) as prepared:
             with Memory.ashmem(32) as pool:
                 places = [RequestArgument(False, DataLocation(0, 16 * i, 16)) for i in range(2)]
-                token = CancelToken()
+                flag = CancelFlag()
                 opened = open_request(Request((places[0],), (places[1],), (pool,)))
-                with under_token(token):
+                with use_cancel_flag(flag):
                     plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
-                token.add(plan)
+                flag.add(plan)
                 pool.array(np.float32, (4,))[...] = 1
                 plan()
                 assert pool.array(np.float32, (4,), 16).tolist() == [1] * 4
-                token.cancel()
+                flag.cancel()
                 for run in (plan, partial(plan.run_until, 1 << 62)):
                     with pytest.raises(MissedDeadline, match="its client has gone"):
                         run()

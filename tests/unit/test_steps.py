@@ -18,7 +18,7 @@ from test_session_state import UNITS, cell, expected
 
 import nnburst
 from nnburst import Memory, ModelBuilder, OperandType, Service
-from nnburst.burst.cancellation import CancelToken, present_token, under_token
+from nnburst.burst.cancellation import CancelFlag, present_cancel_flag, use_cancel_flag
 from nnburst.burst.server.group import ListenerGroup
 from nnburst.devices import local
 from nnburst.devices.function import FunctionDevice, Tensor, declare
@@ -206,20 +206,20 @@ def test_client_that_is_gone_has_no_more_steps_run(
     rig: tuple[Service, Accumulator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, device = rig
-    tokens: list[CancelToken | None] = []
+    flags: list[CancelFlag | None] = []
     seen, begun, go_on = held(device)
 
-    def noting() -> CancelToken | None:
-        tokens.append(present_token())
-        return tokens[-1]
+    def noting() -> CancelFlag | None:
+        flags.append(present_cancel_flag())
+        return flags[-1]
 
-    monkeypatch.setattr(local, "present_token", noting)
+    monkeypatch.setattr(local, "present_cancel_flag", noting)
     with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
         future = execution.submit()
         assert begun.wait(PATIENCE)
         assert device.host is not None
         closing = Background(device.host.close)
-        until(lambda: any(token and token.cancelled[0] for token in tokens))
+        until(lambda: any(flag and flag.cancelled[0] for flag in flags))
         go_on.set()
         with pytest.raises(NNBurstError):
             future.result(PATIENCE)
@@ -253,7 +253,7 @@ def test_service_that_is_stopped_finishes_all_steps(
 
 def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> None:
     device, table = create_device("nnburst-reference"), ObjectTable()
-    with Memory.ashmem(4096) as memory, under_token(table.token):
+    with Memory.ashmem(4096) as memory, use_cancel_flag(table.cancel_flag):
         request = Request((at(0, 64),), (at(2048, 64),), (memory, Steps(4)))
         prepared = device.prepare_model(relu((1, 4)))
         assert prepared.execute_synchronously(request)[0] is nnburst.errors.ErrorStatus.NONE
@@ -262,7 +262,7 @@ def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> No
         table.detach_client()
         ended = prepared.execute_synchronously(request)
         assert "its client has gone" in ended.reason  # type: ignore[attr-defined]
-        with under_token(None):
+        with use_cancel_flag(None):
             assert prepared.execute_synchronously(request)[0] is nnburst.errors.ErrorStatus.NONE
         prepared.close()
 

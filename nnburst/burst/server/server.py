@@ -20,7 +20,7 @@ from ...memory.managed import BufferSet
 from ...model.running import ExecutionResult, RunOptions, overrun_reason, reason_of
 from ...model.types import MeasureTiming, Request
 from ...watch.page import make_private_row
-from ..cancellation import CancelToken, present_token, under_token
+from ..cancellation import CancelFlag, present_cancel_flag, use_cancel_flag
 from ..endpoint import c_result, open_channels, python_request
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
 from ..kernel import Kernel, run_until
@@ -50,7 +50,7 @@ class ServerEnd:
         lib.nnb_server_watch(endpoint, self._row.pointer)
         self._executor = executor
         self._endpoint = endpoint
-        self._token = CancelToken(endpoint, callback.account)
+        self._cancel_flag = CancelFlag(endpoint, callback.account)
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
@@ -131,7 +131,7 @@ class ServerEnd:
                 _log.error("burst ended: %s", reason)
                 self._callback.report_end(reason)
             self.forget_plans()  # no plan may be dropped later, because another burst gets the indexes
-            self._endpoint = self._token.server = ffi.NULL  # C destroys it with the last reference
+            self._endpoint = self._cancel_flag.server = ffi.NULL  # C destroys it with the last reference
             self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
             self._gated, self._leaving, self._plans = {}, [], []
             self._row.close()
@@ -145,7 +145,7 @@ class ServerEnd:
         if result[0] is not ErrorStatus.NONE:
             if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # no client asks for its reason
                 self._reason = reason_of(result)
-            if self._token.cancelled[0]:
+            if self._cancel_flag.cancelled[0]:
                 lib.nnb_server_keep_failures(self._endpoint)
         raw, keep_alive = c_result(result)
         lib.nnb_server_set_result(self._endpoint, raw)
@@ -196,7 +196,7 @@ class ServerEnd:
     def _bind_request(self) -> Kernel:
         request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
         self._ensure_present(slots)
-        with under_token(self._token):
+        with use_cancel_flag(self._cancel_flag):
             return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
 
     def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> Kernel:
@@ -257,7 +257,7 @@ class ServerEnd:
 
     def detach_client(self) -> None:
         """Record that the client no longer waits for answers. Takes no lock."""
-        self._token.cancel()
+        self._cancel_flag.cancel()
 
     def hang_up(self) -> None:
         """Stop taking requests, without waiting. Takes no Python lock, so finalisers may call it."""
@@ -379,10 +379,10 @@ class ExecutionBurstServer(BurstContext):
 
 def executor_of(prepared_model: PreparedModel) -> BurstExecutorWithCache:
     def bind(request: Request, options: RunOptions) -> Kernel:
-        token = present_token()
+        flag = present_cancel_flag()
 
         def run() -> ExecutionResult:
-            with under_token(token):
+            with use_cancel_flag(flag):
                 return prepared_model.execute_synchronously(request, options)
 
         return run

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._core import ffi, lib
-from ...burst.cancellation import WorkingMemory, present_token
+from ...burst.cancellation import WorkingMemory, present_cancel_flag
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize, OutputShape
 from ...memory.managed import BufferView
 from ...memory.staging import Region
@@ -110,10 +110,10 @@ class BoundGraph:
         if not self._written:
             raise GeneralFailure("every output is omitted; there is nothing to run")
         self._bound = graph.bind(self._binding, self._copied_in, self._copied_out, self._rebind)
-        self._batch, token = None, present_token()
+        self._batch, flag = None, present_cancel_flag()
         is_whole = [node for node, _, _ in self._places[0]] == list(graph.inputs)
         is_whole = is_whole and len(self._places[1]) == len(main.output_indexes)
-        if batches is not None and is_whole and token is not None and token.server:
+        if batches is not None and is_whole and flag is not None and flag.server:
             inputs, outputs = self._places
             self._batch = batches.join(self._bound.kernel, inputs, outputs)
         self._open = [each for each in self._written if each.is_open]

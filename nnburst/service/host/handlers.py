@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..._core._nnburst import lib
 from ..._core.deadline import Deadline, limit_ns
 from ..._core.errno import check
-from ...burst.cancellation import under_token
+from ...burst.cancellation import use_cancel_flag
 from ...burst.interfaces import BurstCallback, BurstContext
 from ...burst.server.group import FlowQueue
 from ...cache.names import check_cache_key
@@ -202,7 +202,7 @@ def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.E
         started = time.monotonic_ns()
         limit = Deadline.after(client.host.max_run).at_ns
         options = replace(message.options, deadline_ns=earlier(message.options.deadline_ns, limit))
-        with under_token(client.objects.token):
+        with use_cancel_flag(client.objects.cancel_flag):
             result = model.served.execute_synchronously(request, options)
         model.row.count("fallbacks")
         model.row.time_execution(time.monotonic_ns() - started)
@@ -504,7 +504,7 @@ def on_execute_fenced(
         on_end = running.pop_all().close
         try:
             duration_ns = earlier(message.duration_ns, limit_ns(client.host.max_run))
-            with under_token(client.objects.token):
+            with use_cancel_flag(client.objects.cancel_flag):
                 run = model.served.execute_fenced(request, wait_for, message.options, duration_ns, on_end)
         except BaseException:
             on_end()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
-from ...burst.cancellation import Account, CancelToken
+from ...burst.cancellation import Account, CancelFlag
 from ...errors import DeadObject, InvalidArgument
 from ..connection.serving import ConnectionEnds
 
@@ -43,7 +43,7 @@ class ObjectTable:
         account: Function that charges working memory of the client's requests, or None.
 
     Attributes:
-        token: The token that is cancelled when the client has left.
+        cancel_flag: The flag that is raised when the client has left.
     """
 
     def __init__(self, account: Account | None = None) -> None:
@@ -52,7 +52,7 @@ class ObjectTable:
         self._numbers = itertools.count(1)
         self._closed: type[DeadObject] | None = None
         self._kept: set[_Entry] = set()  # includes entries that are being disposed of
-        self.token = CancelToken(account=account)
+        self.cancel_flag = CancelFlag(account=account)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,7 +124,7 @@ class ObjectTable:
 
     def detach_client(self) -> None:
         """Let runs end early, because the client has disconnected."""
-        self.token.cancel()
+        self.cancel_flag.cancel()
         for entry in tuple(self._kept):
             if entry.leave is not None:
                 entry.leave()
