@@ -54,7 +54,7 @@ class State(Struct, frozen=True):
             self.buffers[turn].copy_from(memory, shape if self.grows else ())
 
     def read(self, turn: int, shape: tuple[int, ...]) -> Array:
-        """Return a copy of the contents that the next run reads from the buffer with index `turn`, in the given shape."""
+        """Return a copy of the contents that the next run reads from the buffer with index `turn`, in this shape."""
         with self._memory(shape) as memory:
             self.buffers[turn].copy_to(memory)
             return memory.array(self.target.dtype, shape).copy()
