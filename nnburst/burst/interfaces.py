@@ -56,6 +56,9 @@ class BurstCallback(abc.ABC):
 
         Returns:
             (NONE, one memory per slot), or (INVALID_ARGUMENT, ()) if any slot is unknown.
+
+        Raises:
+            NNBurstError: The memories cannot be mapped, for example because of a quota.
         """
 
 

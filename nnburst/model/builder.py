@@ -327,11 +327,7 @@ class ModelBuilder(OperationMethods):
     # -- operations -------------------------------------------------------------------------------------------
 
     def operation(
-        self,
-        operation: OperationType | str,
-        *inputs: Value,
-        number: int = 0,
-        outputs: Outputs = None,
+        self, operation: OperationType | str, *inputs: Value, number: int = 0, outputs: Outputs = None
     ) -> tuple[Operand, ...]:
         """Add an operation by its code or by the name of its extension. Return its results.
 

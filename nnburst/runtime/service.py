@@ -233,9 +233,7 @@ class Service(OneProcess, Closing):
         self._closed = True
         opened = [thing for ref in self._opened.valuerefs() if (thing := ref()) is not None]
         self._leaving = self._leaving or Leaving(
-            *(thing._refuse for thing in opened),
-            self._backend.close,
-            *(thing.close for thing in opened),
+            *(thing._refuse for thing in opened), self._backend.close, *(thing.close for thing in opened)
         )
         self._leaving()
 

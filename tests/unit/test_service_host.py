@@ -505,7 +505,9 @@ def test_the_service_fetches_memories_also_more_than_fit_into_a_message() -> Non
         before = hosted.ledger.used["mapped_bytes"]
         burst.free_memory(7)
         assert hosted.ledger.used["mapped_bytes"] == before - 64
-        assert device.contexts[0].callback.get_memories([1, -1]) == (ErrorStatus.INVALID_ARGUMENT, ())
+        with pytest.raises(NNBurstError, match="the client knows no such slot") as unknown:
+            device.contexts[0].callback.get_memories([1, -1])
+        assert unknown.value.status is ErrorStatus.INVALID_ARGUMENT
 
 
 def test_memories_may_be_fetched_while_the_burst_is_configured() -> None:
@@ -533,7 +535,9 @@ def test_callback_that_raises_or_gives_a_wrong_number_of_memories_fails_the_requ
         burst = configure(model, callback())
         (hosted,) = host.connections
         before = hosted.ledger.used
-        assert device.contexts[0].callback.get_memories(range(250)) == (ErrorStatus.GENERAL_FAILURE, ())
+        with pytest.raises(NNBurstError) as failed:
+            device.contexts[0].callback.get_memories(range(250))
+        assert failed.value.status is ErrorStatus.GENERAL_FAILURE
         assert hosted.ledger.used == before
         burst.close()
 
@@ -780,7 +784,8 @@ def test_quotas_of_bursts_and_of_their_memories() -> None:
             configure(model, Callback())
         callback = device.contexts[0].callback
         assert callback.get_memories([0, 1])[0] is ErrorStatus.NONE
-        assert callback.get_memories([2, 3]) == (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ())
+        with pytest.raises(ResourceExhausted, match="mapped_bytes"):
+            callback.get_memories([2, 3])
         burst.free_memory(0)
         assert callback.get_memories([2])[0] is ErrorStatus.NONE
         burst.close()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeadObject, Memory, MissedDeadline, Tensor, declare
+from nnburst import BadState, DeadObject, Memory, MissedDeadline, ResourceExhausted, Tensor, declare
 from nnburst._core.deadline import Deadline
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices.registry import create_device
@@ -441,8 +441,19 @@ def test_service_that_dies_before_it_tells_a_reason_is_dead(monkeypatch: pytest.
 
     monkeypatch.setattr(RemoteBurstContext, "failure_reason", ask_late)
     fails = declare(inputs=[], outputs=[Tensor("y", "float32", ())])(lambda: None)
-    with nnburst.Session(fails) as session, pytest.raises(DeadObject, match="SIGKILL"):
+    with nnburst.Session(fails) as session, pytest.raises(DeadObject, match=r"is gone: .* was killed by SIGKILL"):
         session.run(None)
+
+
+@pytest.mark.parametrize("run", [nnburst.Session.run, lambda *arguments: asyncio.run(nnburst.Session.arun(*arguments))])
+def test_session_runs_again_after_inputs_that_exceeded_a_quota(run: Any) -> None:
+    few, many = ({"x": np.ones((rows, 1 << 10), np.float32)} for rows in (1, 1 << 10))
+    quotas = {"mapped_bytes": 1 << 20}
+    with nnburst.launch(quotas=quotas) as service, service.session(relu((0, 1 << 10))) as session:
+        for inputs in (few, many, few):
+            refused = pytest.raises(ResourceExhausted, match="quota mapped_bytes=N")
+            with refused if inputs is many else contextlib.nullcontext():
+                run(session, None, inputs)
 
 
 def test_unknown_option_is_named_beside_those_there_are() -> None:

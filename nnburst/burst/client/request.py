@@ -247,7 +247,7 @@ class BoundRequest(Runnable, OneProcess):
         try:
             return Failure(status, Deadline.after(limit).call(self.controller.failure_reason), shapes)
         except DeadObject:  # the service died before it told the reason
-            raise
+            raise self._burst_error(_CLOSED) from None
         except NNBurstError:  # without a reason, only the status is reported
             return result
 

@@ -150,9 +150,7 @@ class OnnxRuntimeDevice(LocalDevice):
             return (graph,), (weights.data,)
 
         result = self._cache.save(
-            files,
-            payloads,
-            compiled=lambda: model_fingerprint(prepared.model, copies=source.copies),
+            files, payloads, compiled=lambda: model_fingerprint(prepared.model, copies=source.copies)
         )
         if result.saved:  # Models restored from this entry share the graph.
             self._graphs.put(_cached_key(files.cache_key, result.generation), prepared.graph)

@@ -27,7 +27,7 @@ from ...devices.fenced import FencedExecution
 from ...devices.interfaces import Buffer, Device, PreparedModel
 from ...devices.named import NamedDevice
 from ...devices.resilient import check_model
-from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
+from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted
 from ...memory.memory import Memory
 from ...memory.staging import check_pools
 from ...model.extensions import ImportedModel
@@ -364,7 +364,7 @@ class SlotMemories(BurstCallback):
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Ask the client for memories, in several calls if one message cannot carry all descriptors."""
         if len(self._charges) + len(slots) > _MOST_SLOTS:
-            return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ()
+            raise ResourceExhausted(f"a burst may have {_MOST_SLOTS} memories")
         memories: list[Memory | Named] = []
         charges: dict[int, Charge] = {}
         try:
@@ -374,8 +374,9 @@ class SlotMemories(BurstCallback):
             marshal.close_all(memories)
             for charge in charges.values():
                 charge.release()
-            local = isinstance(error, BadState | DeadObject)
-            return (ErrorStatus.GENERAL_FAILURE if local else error.status), ()
+            if isinstance(error, BadState | DeadObject):  # The client must not take its own burst for closed or dead.
+                return ErrorStatus.GENERAL_FAILURE, ()
+            raise
         for slot, charge in charges.items():
             self.forget(slot)  # the slot is requested again, so its old memory is no longer used
             self._charges[slot] = charge
