@@ -74,4 +74,4 @@ def main() -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # `bench` and `cache` load ONNX Runtime here
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # prints a question mark for characters that the terminal lacks
+            stream.reconfigure(errors="replace")  # a question mark replaces a character that the terminal lacks

@@ -29,7 +29,7 @@ def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool 
 
 def call_with_notice(words: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function and return the result. During a long call, show a line on a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():  # None: it was closed at the start
+    if sys.stderr is None or not sys.stderr.isatty():  # it is None if it was closed at the start
         return call(*args, **kwargs)
     line = threading.Timer(PATIENCE, print, [f"{words} …"], {"end": "", "file": sys.stderr, "flush": True})
     line.daemon = True

@@ -68,6 +68,6 @@ def user_number(user: str, option: str) -> int:
     try:
         if (uid := pwd.getpwnam(user).pw_uid if uid is None else uid) < 1 << 32:
             return uid
-    except (KeyError, ValueError):  # ValueError: a name that contains NUL
+    except (KeyError, ValueError):  # a name that contains NUL raises ValueError
         pass
     raise InvalidArgument(f"{option} {user}: this machine has no such user")

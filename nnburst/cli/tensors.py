@@ -146,6 +146,6 @@ def generate_values(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[
         try:
             array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape), np.int8)
             out[argument.name] = array.astype("U1" if argument.dtype.kind in ("O", "T") else argument.dtype)
-        except (MemoryError, ValueError) as error:  # ValueError: more dimensions than NumPy supports
+        except (MemoryError, ValueError) as error:  # too many dimensions for NumPy raise ValueError
             raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} cannot be made up: {error}") from None
     return out

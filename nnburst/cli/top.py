@@ -109,7 +109,7 @@ class _Watched:
                     raise click.ClickException(f"{page.pid}: {error}") from error
                 continue  # the service has ended, or its page is invalid
             self._viewers[key] = viewer
-            if workers := stats.of(RowKind.PROCESS):  # the page is of the workers' parent, which runs no model
+            if workers := stats.of(RowKind.PROCESS):  # the page belongs to the workers' parent, which runs no model
                 limits.update((row.client_pid, row.counters) for row in workers)
                 continue
             if self._wanted and stats.name.partition(OF_USER)[0] not in self._wanted and page.pid not in self._pids:
@@ -152,7 +152,7 @@ def _table(reports: Sequence[dict[str, Any]], width: int) -> RenderableType:
         who = Text(f"{service['name'] or 'child'} ({service['pid']})")
         table.add_row(who, "", _count(len(service["models"])), *_cells(service, shown), style="bold")
         for model in service["models"]:
-            label = Text(model["label"], overflow="fold")  # no markup: another process wrote it
+            label = Text(model["label"], overflow="fold")  # another process wrote it, so it is not read as markup
             for burst in model["bursts"]:
                 table.add_row("", _client(burst), label, *_cells(burst, shown))
             if not model["bursts"]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _CPU = "CPUExecutionProvider"
 _DEVICE = "nnburst-onnxruntime"
 
-# ONNX Runtime's names of exceptions and modules, for packages that import them.
+# Packages import these names of ONNX Runtime's exceptions and modules.
 Fail = InvalidGraph = ModelLoaded = NoModel = NotImplemented = RuntimeException = EPFail = EngineError = GeneralFailure
 InvalidProtobuf, DeviceReset = InvalidArgument, DeadObject
 capi = onnxruntime_pybind11_state = _pybind_state = onnxruntime_inference_collection = sys.modules[__name__]
@@ -321,7 +321,7 @@ class IOBinding:
             if self._bound is None or self._bound[0] != bound:
                 arrays = {name: value.numpy() for name, value in bound.items() if value is not None}
                 self._bound = bound, self._session._session.bind(memory=arrays)
-            with suppress(OutputInsufficientSize):  # raised for an unbound output of unknown shape
+            with suppress(OutputInsufficientSize):  # an unbound output of unknown shape raises it
                 self._bound[1].run()
                 self._results = [value for value in self._outputs.values() if value is not None]
                 return

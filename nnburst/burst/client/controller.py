@@ -75,7 +75,7 @@ class ExecutionBurstController(OneProcess, Closing):
             InvalidArgument: A length, the polling window or the loop timeout is out of range.
             NNBurstError: The model cannot serve a burst; the error's status says why.
         """
-        window_ns(polling_window, ())  # fails before anything is created
+        window_ns(polling_window, ())  # an invalid window raises before anything is created
         loop_ns = loop_timeout_ns(loop_timeout)
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
@@ -84,11 +84,11 @@ class ExecutionBurstController(OneProcess, Closing):
         watched, rung = make_bell()
         slots = SlotTable(rung.fds[0], loop_ns)
         with contextlib.closing(rung), contextlib.ExitStack() as stack, contextlib.ExitStack() as failing:
-            failing.callback(watched.close)  # closed at once, since the error may stay alive
+            failing.callback(watched.close)  # an error that stays alive would keep the socket open
             request, result = [stack.enter_context(new_queue(DATUM, n, layout=Layout.STAMPED)) for n in lengths]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             failing.callback(context.close)
-            # The server has emptied the queues, so that the client may write from now on.
+            # The server has emptied the queues, so the client may write from now on.
             window = window_ns(polling_window, context.cpus)
             ends = open_channels(request, result, reset=False)
             out = ffi.new("nnb_client **")
@@ -282,9 +282,9 @@ class ExecutionBurstController(OneProcess, Closing):
         self._leaving()
 
     def _close_endpoint(self) -> None:
-        # EDEADLK: this signal handler has interrupted the running execution, which will find the burst closed.
+        # EDEADLK means that this signal handler interrupted the running execution, which will find the burst closed.
         while lib.nnb_client_close(self.endpoint) == -errno.EBUSY:
-            time.sleep(0.001)  # lets the running execution take the lock and stop
+            time.sleep(0.001)  # meanwhile, the running execution takes the lock and stops
 
     def _forget_all(self) -> None:
         if self._flights is not None:

@@ -151,7 +151,7 @@ class InFlightRuns:
     def arm(self) -> bool:
         """Ask the service to make the bell readable at the next answer. Return False if nothing is in flight."""
         while self._flying:
-            if lib.nnb_client_arm(self._endpoint) <= 0:  # if negative, a thread waits in the burst, and rings the bell
+            if lib.nnb_client_arm(self._endpoint) <= 0:  # a negative result means that a waiting thread rings the bell
                 return True
             self._land_all()
         return False

@@ -97,7 +97,7 @@ class BoundRequest(Runnable, OneProcess):
         self._elsewhere: ExecutionResult | None = None  # result of the last run, if it did not use the channel
         self._timeout: float | None = None
         self._allowed: float | None = None  # timeout in seconds for the next run
-        self._concluding = False  # a thread concludes a run, see `runtime.run.event_loop`
+        self._concluding = False  # true while a thread concludes a run; see `runtime.run.event_loop`
         self._closed = False
         self._bind_to(controller, requests)
 
@@ -164,7 +164,7 @@ class BoundRequest(Runnable, OneProcess):
         try:
             if status is None:
                 status = lib.nnb_execution_run(self.pointer)
-            repeats, deadline = 0, None  # set once the run has moved to another burst
+            repeats, deadline = 0, None  # both are set once the run has moved to another burst
             while status < 0:
                 if status == _RESTART:  # signal handlers run between two calls
                     status = lib.nnb_execution_resume(self.pointer)
@@ -186,7 +186,7 @@ class BoundRequest(Runnable, OneProcess):
                 else:
                     break
         except BaseException:
-            # Has an effect only if a signal handler raised before the answer came.
+            # This has an effect only if a signal handler raised an error before the answer came.
             lib.nnb_execution_abandon(self.pointer)
             raise
         if status < 0:
@@ -234,7 +234,7 @@ class BoundRequest(Runnable, OneProcess):
         for request in self._requests:
             check_open(request)  # the service cannot fetch memory that was closed before the first run
         result = self.result
-        if result[0] != status:  # the result of another thread's or signal handler's run
+        if result[0] != status:  # this result belongs to a run by another thread or a signal handler
             result = ErrorStatus(status), (), NO_TIMING
         check_result(self._explained(result), self._allowed)
 

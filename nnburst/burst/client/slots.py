@@ -45,7 +45,7 @@ class SlotTable(BurstCallback):
             mine = next(self._numbers)
             if mine > _LAST_SLOT:
                 raise ResourceExhausted("this burst has used every slot number; close it and open another")
-            self._memories[mine] = memory  # stored before another thread can find the slot
+            self._memories[mine] = memory  # the memory is stored before another thread can find the slot
             slot = self._slots.setdefault(memory, mine)
             if slot != mine:
                 del self._memories[mine]
@@ -66,7 +66,7 @@ class SlotTable(BurstCallback):
         return len(self._slots)
 
     def report_end(self, reason: str) -> None:
-        self.end_reason = self.end_reason or reason or "it does not say why"  # set first: there may be no listener
+        self.end_reason = self.end_reason or reason or "it does not say why"  # it is set first: new listeners read it
         self._on_end()
 
     def set_end_listener(self, listener: Callable[[], None]) -> None:

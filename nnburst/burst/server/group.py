@@ -81,7 +81,7 @@ class ListenerGroup:
                 continue
             if not there:
                 raise ResourceExhausted("a burst needs a thread, and the system has none")
-            return  # enough for now; C asks for more when needed
+            return  # these threads are enough for now; C asks for more when it needs them
 
     def _start_thread(self) -> bool:
         """Start a thread, or return False. Never raises, because the caller may be the thread that polls all queues."""
@@ -104,7 +104,7 @@ class ListenerGroup:
         try:
             self._listen(worker)
             return
-        except BaseException:  # its current run fails
+        except BaseException:  # only the run of this thread fails
             _log.exception("a listener failed; another one takes its place")
         finally:
             lib.nnb_worker_destroy(worker)

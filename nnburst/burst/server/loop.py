@@ -38,7 +38,7 @@ def serve(
     new, ended = lib.NNB_PLAN_NEW, lib.NNB_BURST_ENDED
     while True:
         try:
-            # The hot loop: one C call per execution, which sends the last answer and takes the next request.
+            # This is the hot loop: one C call per execution sends the last answer and takes the next request.
             while 0 <= (plan := following(source)) < new:
                 result = plans[plan]()
                 if result is not None:
@@ -52,7 +52,7 @@ def serve(
         except NNBurstError as error:
             _log.info("an execution failed: %s", error)
             burst_of(plan & (new - 1)).answer(failure_of(error))
-        except BaseException as error:  # SystemExit, too: a client must not wait for a thread that has ended
+        except BaseException as error:  # SystemExit is answered, too: no client may wait for an ended thread
             _log.exception("an execution failed")
             burst_of(plan & (new - 1)).answer(failure_of(error))
 
@@ -63,7 +63,7 @@ SERVING: weakref.WeakValueDictionary[int, ServerEnd | ListenerGroup] = weakref.W
 
 def _close_all() -> None:
     """Close all listeners at interpreter exit, because no thread may be inside C while the interpreter ends."""
-    for reference in SERVING.valuerefs():  # a copy, because other threads may add listeners
+    for reference in SERVING.valuerefs():  # this is a copy, because other threads may add listeners
         if (each := reference()) is not None:
             each.detach_client()
             each.close()

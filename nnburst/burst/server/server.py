@@ -112,7 +112,7 @@ class ServerEnd:
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> ExecutionResult | None:
         """Conclude a C kernel's run that failed, or whose plan was dropped during the run."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
-        kernel = self._plans[self._base + plan_id]  # referenced before C releases it
+        kernel = self._plans[self._base + plan_id]  # this reference keeps the kernel when C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):
             kernel = self._leaving.pop()
         conclude: Callable[[int, int], ExecutionResult | None] | None = getattr(kernel, "conclude", None)
@@ -156,7 +156,7 @@ class ServerEnd:
         self._drop_plan(plan_id)
         plan = self._bind_request()
         gate, c_kernel = getattr(plan, "gate", None), getattr(plan, "c_kernel", None)
-        # Stored before C knows it, since another thread may drop it from then on.
+        # The plan is stored before C knows it, since another thread may drop it from then on.
         self._plans[self._base + plan_id] = plan
         if isinstance(gate, BufferSet):
             self._gated[plan_id] = plan, gate
@@ -210,7 +210,7 @@ class ServerEnd:
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
         """Fetch the memories of all unknown slots in one call."""
-        freed = self._freed_meanwhile = set[int]()  # set before the check
+        freed = self._freed_meanwhile = set[int]()  # it is set before the check, so no freed slot is missed
         try:
             unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
             if not unknown:
@@ -223,7 +223,7 @@ class ServerEnd:
                 raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
             for slot, memory in zip(unknown, memories, strict=True):
                 self._executor.add_cache_entry(memory, slot)
-                if slot in freed:  # the entry exists now, so that freeing the slot removes it
+                if slot in freed:  # from here on, freeing the slot removes the entry
                     self._executor.remove_cache_entry(slot)
                     raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
         finally:
@@ -348,7 +348,7 @@ class ExecutionBurstServer(BurstContext):
         """Use `create` instead."""
         self._end = end
         for last in (end.hang_up, end.detach_client):
-            weakref.finalize(self, last).atexit = False  # ends the burst if it is dropped
+            weakref.finalize(self, last).atexit = False  # the burst ends when the server is dropped
 
     def failure_reason(self) -> str:
         return self._end.take_reason()

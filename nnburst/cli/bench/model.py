@@ -62,7 +62,7 @@ class Contest:
             raise AssertionError("the outputs differ from those of InferenceSession.run")
 
     def _subject(self, call: Callable[[], object], pid: int) -> Subject:
-        return Subject(partial(time_calls, call), pid if self._threads == 1 else None)  # unpinned with more threads
+        return Subject(partial(time_calls, call), pid if self._threads == 1 else None)  # several threads run unpinned
 
     @contextmanager
     def _run(self) -> Iterator[Subject]:

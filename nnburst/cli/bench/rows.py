@@ -30,7 +30,7 @@ def _open_burst(nbytes: int, window: float) -> Iterator[Subject]:
     model = bytes_in_bytes_out(nbytes)
     with launch(devices=["nnburst-noop"]) as service, service.session(model, polling_window=window) as session:
         bound = session.bind()
-        bound.inputs["x"][...] = 1  # allocates the pages
+        bound.inputs["x"][...] = 1  # writing allocates the pages
         bound.run()
         yield Subject(partial(time_calls, bound.run), service.pid)
 

@@ -93,7 +93,7 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
                 yield _run_alone(session, loaded) if isinstance(outcome, Exception) else (loaded[0], outcome)
         except DeadObject:
             died = True
-        while flying:  # runs each file alone, to find the one that kills the service
+        while flying:  # each file runs alone, to find the one that kills the service
             yield _run_alone(session, flying.popleft())
 
 

@@ -111,7 +111,7 @@ class Child:
             if "error" in said:
                 raise DeviceUnavailable(f"{self._option}: {said['error']}")
             return said
-        except (ValueError, TypeError) as error:  # a malformed line, or `close` was called
+        except (ValueError, TypeError) as error:  # the line is malformed, or `close` was called
             self._end(process)
             raise DeviceUnavailable(f"{self._option}: {self._what} did not say its ports: {error}") from error
         except BaseException:
@@ -121,7 +121,7 @@ class Child:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()  # ends the process
+        process.stdin.close()  # the process ends at the end of its input
         try:
             process.wait(self._patience)
         except subprocess.TimeoutExpired:

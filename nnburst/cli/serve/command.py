@@ -48,7 +48,7 @@ def _startup_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signal.sigtimedwait(hangup, 0)  # discards a pending SIGHUP
+        signal.sigtimedwait(hangup, 0)  # this discards a pending SIGHUP
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
@@ -251,7 +251,7 @@ def serve(
         broker = Broker(listeners, workers, policy=policy, idle_exit=idle_exit)
         stack.callback(broker.close)
         shared = broker.workers.shared
-        beside = stack.enter_context(contextlib.ExitStack())  # the gateway and metrics, which end first
+        beside = stack.enter_context(contextlib.ExitStack())  # the gateway and metrics end first
         log = {"log_level": log_level.upper(), "log_format": log_format, "token_file": token_file}
         watched = start_metrics(metrics, log)
         if watched is not None:
@@ -289,7 +289,7 @@ def serve(
                 repository.change(broker.workers.shared, name, unload)
             finally:
                 for child in filter(None, (watched, running)):
-                    child.options["unloaded"] = repository.unloaded  # for a restart of the gateway
+                    child.options["unloaded"] = repository.unloaded  # a restarted gateway reads it
                     child.renew()
 
         def announce() -> None:
@@ -353,7 +353,7 @@ def _policy(text: str) -> tuple[str, int]:
     number = whole_number(priority)
     if number is None:
         raise InvalidArgument(f"--scheduler {text}: write it as POLICY:PRIORITY, such as fifo:20")
-    Scheduling.of((policy, number), None)  # raises the error
+    Scheduling.of((policy, number), None)  # this refuses a wrong policy or priority
     return policy, number
 
 

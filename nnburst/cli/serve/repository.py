@@ -99,7 +99,7 @@ class Repository:
                 except NNBurstError as error:
                     if name is not None:
                         raise
-                    if worker.alive:  # a new worker loads the models again
+                    if worker.alive:  # if the worker died, a new one loads the models again
                         _log.error("%s; what was served is served as before", error)
         if name is None:
             _log.info("the models were loaded again")
@@ -127,7 +127,7 @@ class Repository:
                 hashed = hashlib.sha256()
                 for pool in found.model.pools:
                     assert isinstance(pool, Memory)
-                    for start in range(0, pool.size, _PIECE):  # copies: a shrinking file must not cause SIGBUS
+                    for start in range(0, pool.size, _PIECE):  # read() copies: a shrinking file must not cause SIGBUS
                         hashed.update(pool.read("u1", (min(_PIECE, pool.size - start),), start).data)
                 digest = hashed.hexdigest()
                 if worker.list_models().get(name) != digest:
