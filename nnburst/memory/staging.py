@@ -44,7 +44,7 @@ def check_open(request: Request) -> None:
             # The service refuses an index that is out of range.
             pool = request.pools[index] if not argument.has_no_value and 0 <= index < len(request.pools) else None
             if getattr(pool, "closed", False):
-                raise BadState(f"the memory of {kind} {i} is closed: {pool!r}; keep it open until the last run")
+                raise BadState(f"the memory of {kind} {i} is closed: {pool!r}; keep it open until the run has ended")
 
 
 def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...], offset: int) -> Array:
