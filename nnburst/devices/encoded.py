@@ -273,7 +273,7 @@ def _array(tensor: EncodedTensor) -> np.ndarray[Any, Any]:
         return np.array(texts, string_type()).reshape(tensor.shape)
     element = element_within(tensor.element, "")
     if not element.bits:
-        return tensor.data.copy().view(element.dtype).reshape(tensor.shape)  # a caller may write into it
+        return tensor.data.copy().view(element.dtype).reshape(tensor.shape)  # A caller may write into it.
     halves = np.stack([tensor.data & 15, tensor.data >> 4], 1).reshape(-1)[: element_count(tensor.shape)]
     signed = (halves ^ 8) - 8 if element.dtype == "|i1" else halves
     return signed.astype(np.uint8).view(element.dtype).reshape(tensor.shape)

@@ -222,7 +222,7 @@ class SentFunction(Struct, frozen=True):
                 "@nnburst.declare(inputs=[…], outputs=[…]) above it"
             )
         dumps: Callable[[object], bytes] = _pickle_by_value
-        main = sys.modules.get("__mp_main__")  # name of __main__ in children that `multiprocessing` spawns
+        main = sys.modules.get("__mp_main__")  # `__main__` has this name in children that `multiprocessing` spawns.
         try:
             from cloudpickle import register_pickle_by_value
 
@@ -420,7 +420,7 @@ class _Target:
         self._dimensions = combine_dimensions(tensor.dimensions, argument.dimensions)
         self.is_open = tensor.shape != () and not is_fully_specified(self._dimensions)
         if not self.is_open and not argument.has_no_value:
-            self._place(self._dimensions)  # This refuses a too small or read-only argument before the run.
+            self._place(self._dimensions)  # This refuses an argument that is too small or read-only.
 
     def check(self, result: Any) -> Array:
         array = np.asarray(result)
@@ -468,7 +468,7 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
         return np.empty(dims, tensor.element)
     if tensor.shape != () and not is_fully_specified(dims):
         raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")
-    return _region("input", tensor, dims, argument, request)  # read-only
+    return _region("input", tensor, dims, argument, request)  # Inputs are read-only for the function.
 
 
 def _load(target: str) -> Callable[..., Any]:

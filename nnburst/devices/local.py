@@ -156,7 +156,7 @@ class LocalModel(PreparedModel):
         self.tracker = tracker
         self._closed = False
         for pool in model.pools:
-            getattr(pool, "identity", None)  # The pool keeps its identity after it is closed.
+            getattr(pool, "identity", None)  # Once asked for, the identity stays known after the pool is closed.
 
     @abc.abstractmethod
     def bind(self, request: Request, options: RunOptions) -> Kernel:

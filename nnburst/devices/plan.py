@@ -53,7 +53,7 @@ class Plan:
 
     def _open(self) -> OpenRequest:
         try:
-            with use_cancel_flag(self._cancel_flag):  # so that a later opening counts memory for the same client
+            with use_cancel_flag(self._cancel_flag):  # A later opening counts memory for the same client.
                 self._staged = WorkingMemory()
                 opened = open_request(self._request, self._staged.take)
                 self._kernel = self._bind(opened.request, self._options)

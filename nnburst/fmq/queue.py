@@ -405,7 +405,7 @@ class MessageQueue(Closing):
         return _attach, (self._own, self._exclusive)
 
     def _source(self, data: Any) -> Elements:
-        if isinstance(data, np.ndarray) and data.size > self.capacity:  # before the copy
+        if isinstance(data, np.ndarray) and data.size > self.capacity:  # This is checked before the copy.
             self._explain(-errno.EMSGSIZE, f"write of {data.size} elements")
         return as_elements(data, self.dtype)
 

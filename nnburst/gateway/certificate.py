@@ -28,7 +28,7 @@ class Certificate:
             raise InvalidArgument("--oip-cert and --oip-key go together; give both")
         self._files = certificate, key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.context.sni_callback = self._present  # called even if the client sends no name
+        self.context.sni_callback = self._present  # it is called even if the client sends no name
         self.renew()
 
     def renew(self) -> None:
@@ -38,7 +38,7 @@ class Certificate:
             latest = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             latest.load_cert_chain(certificate, key, password="")
             self.pair = Path(key).read_bytes(), Path(certificate).read_bytes()
-        except OSError as error:  # includes the errors of ssl
+        except OSError as error:  # errors of ssl are OSErrors, too
             raise InvalidArgument(
                 f"--oip-cert {certificate}, --oip-key {key}: give PEM files, and a key without a password that belongs "
                 f"to the certificate: {error}"

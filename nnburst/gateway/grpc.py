@@ -47,7 +47,7 @@ _MOST_STREAMS = 64
 """Maximum number of requests in progress on one connection, so that no client exhausts the gateway's limit."""
 
 (_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
-_POOL = DescriptorPool()  # private: a program may also load a client's messages of these names
+_POOL = DescriptorPool()  # it is private, because a program may also load a client's messages of these names
 _OTHERS = health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb
 for _file in (_DESCRIPTION.SerializeToString(), *_OTHERS):
     _POOL.AddSerializedFile(_file)
@@ -204,7 +204,7 @@ class Servicer:
             request = pb.ModelInferRequest.FromString(data)
         except DecodeError as error:
             raise InvalidArgument(f"the request cannot be read: {error}") from None
-        answer.id = request.id  # even if the request failed
+        answer.id = request.id  # an error is answered with the id, too
         to_convert = 0 if request.raw_input_contents else len(data)
         inference = await convert_in_thread(to_convert, _inference, request, to_convert)
         with use_parent(lambda: dict(context.invocation_metadata())):
@@ -364,7 +364,7 @@ async def serve(
             ("grpc.max_concurrent_streams", _MOST_STREAMS),
             ("grpc.keepalive_time_ms", int(keepalive * 1000)),
             ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_MS),
-            ("grpc.http.overload_protection", 0),  # off: it would reset streams of well-behaved clients
+            ("grpc.http.overload_protection", 0),  # the protection would reset streams of well-behaved clients
         ],
         interceptors=[_Guard(tokens)],
     )

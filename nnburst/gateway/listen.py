@@ -119,7 +119,7 @@ class _Runner(web.AppRunner):
         transport.set_protocol(handler)
         handler.connection_made(transport)
         if len(server.connections) > self._most and (gone := server.connections[-self._most - 1].transport):
-            asyncio.get_running_loop().call_soon(gone.abort)  # after aiohttp has set up the connection
+            asyncio.get_running_loop().call_soon(gone.abort)  # aiohttp must set up the connection first
 
 
 async def listen(

@@ -181,7 +181,7 @@ class Models:
 
             def end(task: asyncio.Future[Any]) -> None:
                 del self._under_way[key]
-                _ = task.cancelled() or task.exception()  # retrieved here, too, if no request waits
+                _ = task.cancelled() or task.exception()  # without a waiting request, the exception is retrieved here
 
             self._under_way[key] = asyncio.ensure_future(make())
             self._under_way[key].add_done_callback(end)
@@ -220,7 +220,7 @@ class Models:
             model = await asyncio.to_thread(make)
         except InvalidArgument:
             await self._list_models()
-            self._choose(name, version)  # raises if the model was unloaded meanwhile
+            self._choose(name, version)  # this raises if the model was unloaded meanwhile
             raise
         except BadState as error:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later") from error
@@ -303,7 +303,7 @@ class Models:
             await self.renew()
         return {}
 
-    # Descriptions and counts of models, with the keys of the protocol's messages.
+    # The methods below return descriptions and counts of models, with the keys of the protocol's messages.
 
     async def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Return a model's inputs and outputs. Raises the same errors as `open`."""
@@ -334,7 +334,7 @@ class Models:
 
     async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
         """List every version of every model, including removed versions."""
-        await self.is_ready()  # opens new models: the protocol may be unable to serve them
+        await self.is_ready()  # this opens new models: the protocol may be unable to serve them
         await self._connected()
         refused = {key[:2]: model.refused for key, model in self._opened.items()}
         found = [(*one, refused.get(one, "")) for one in self._all_versions()]

@@ -86,7 +86,7 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         return web.json_response({"error": f"{request.method} {request.path} is not served"}, status=error.status)
     except web.HTTPException as error:
         return web.json_response({"error": error.text or error.reason}, status=error.status)
-    except (web.RequestPayloadError, ConnectionError) as error:  # a broken body, or a disconnected sender
+    except (web.RequestPayloadError, ConnectionError) as error:  # the body is broken, or the sender has disconnected
         return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
 
 

@@ -90,7 +90,7 @@ async def _serve(options: Served) -> None:
             await models.renew()
 
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked since the start
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the signal was blocked at the start
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
         ports, regions, beside = dict[str, Any](), Regions(options.shared_memory), list[asyncio.Task[Any]]()
@@ -124,7 +124,7 @@ async def _serve(options: Served) -> None:
         for task in beside:
             task.cancel()
         if serves_models:
-            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # time to send the last answers
+            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # sending the last answers takes time
         # Clients report sockets that end abruptly as UNAVAILABLE. An orderly stop would answer calls with CANCELLED, as
         # if the clients had cancelled them.
         os._exit(0)

@@ -131,7 +131,7 @@ class ModelTensor:
                 array = np.asarray(flat, self.dtype)
             if isinstance(data, np.ndarray):
                 fits = np.array_equal(array, data, equal_nan=True)
-            else:  # too large for the type: JSON has no infinity
+            else:  # an infinity means that a number is too large: JSON has none
                 fits = bool(np.isfinite(array).all())
         except OverflowError:
             fits = False

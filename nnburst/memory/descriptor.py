@@ -50,7 +50,8 @@ class MemoryMapping:
     __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size", "writable")
 
     def __init__(self, fd: int, offset: int, size: int, prot: int, *, guarded: bool) -> None:
-        raw = self._mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)  # first: Ctrl-C may come after the call
+        # Ctrl-C may come right after `nnb_map`, so the owner of the mapping exists first.
+        raw = self._mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)
         rc = lib.nnb_map(raw, fd, offset, size, prot, guarded)
         if rc < 0:
             kind = ResourceExhausted if rc == -errno.ENOMEM else GeneralFailure

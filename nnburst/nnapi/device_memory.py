@@ -96,7 +96,7 @@ class MemoryDesc:
         if any(other.is_use(compilation, kind, role.index) for other in self._roles):
             raise InvalidArgument(f"{place} of this compilation is among the roles already")
         operand = _operand_of(role)
-        if not is_real(frequency) or not 0 < frequency <= 1:  # refuses NaN, too
+        if not is_real(frequency) or not 0 < frequency <= 1:  # NaN is refused, too.
             raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
         dimensions = merge_role(place, operand, self._operand, self._dimensions)
         self._roles.append(role)
@@ -329,7 +329,7 @@ class DeviceMemory(OneProcess, Closing):
 
 def _operand_of(role: _Role) -> OperandDesc:
     try:
-        role.compilation.prepared_model  # noqa: B018  # raises unless it is finished and usable
+        role.compilation.prepared_model  # noqa: B018  # This raises unless it is finished and usable.
     except BadState as error:
         raise InvalidArgument(f"{role.kind} {role.index}: {error}") from None
     main = role.compilation.model.main
@@ -399,7 +399,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         if not needed:
             raise InvalidArgument("the target's dimensions are open and the source does not know its own")
         _require_size(source, needed)
-        target.pool  # noqa: B018  # raises if it is closed
+        target.pool  # noqa: B018  # This raises if it is closed.
         _transfer(source, target, wanted)
         dimensions = wanted
     finally:
@@ -408,7 +408,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
 
 def _check_source(source: Memory | DeviceMemory) -> None:
     if isinstance(source, DeviceMemory):
-        source.pool  # noqa: B018  # raises if it is closed
+        source.pool  # noqa: B018  # This raises if it is closed.
         if not source.initialised:
             raise InvalidArgument("the source has no contents; copy to it or run what writes it")
 
@@ -439,7 +439,7 @@ def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dime
 
 def _copy(source: Memory, target: Memory) -> None:
     size, chunk = source._contents_size, _CHUNK
-    if source.image is not None or target.image is not None:  # An image has gaps: no copy in steps.
+    if source.image is not None or target.image is not None:  # An image has gaps, so it is not copied in steps.
         chunk = size
     buffer = np.empty(min(size, chunk), np.uint8)
     for start in range(0, size, max(chunk, 1)):

@@ -179,7 +179,7 @@ class Execution(BoundRequest, Closing):
         """Return copies of all outputs, in the shapes of the last run."""
         if self._copies is None:
             return self._arguments.copy_outputs(self.output_shapes)
-        copies = []  # faster than a comprehension
+        copies = []  # a loop is faster than a comprehension
         for copy in self._copies:
             copies.append(copy())
         return copies
@@ -210,7 +210,7 @@ class Execution(BoundRequest, Closing):
     def _set_result(self, result: ExecutionResult | None) -> None:
         """Replace the result of the last run; None to remove it."""
         self._elsewhere = self._of_other_shapes = result
-        lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # does not swap states
+        lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # this does not swap states
 
     def _reshape(self, sizes: Sizes) -> None:
         arguments = self._arguments

@@ -28,7 +28,7 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=64)
 """(process id, pickle, reference) of each session and service that this process has pickled or unpickled."""
-_opening = process_lock()  # locked while a session or service is opened
+_opening = process_lock()  # it is locked while a session or service is opened
 
 
 class Unopened:

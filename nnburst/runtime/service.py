@@ -103,7 +103,7 @@ class Service(OneProcess, Closing):
         self.what = what
         self.shared, self.opened_in = shared, os.getpid()
         self._again = again
-        self._reviving = process_lock()  # locked while a service starts
+        self._reviving = process_lock()  # it is locked while a service starts
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, Compilation | Burst] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
@@ -269,7 +269,7 @@ def child(
     devices: Sequence[str], *, restart: bool = False, warm: bool = False, **options: Any
 ) -> tuple[Backend, str, Callable[[], Backend], bool]:
     """Start a service process, with the options of `start_child`. Return the arguments of `Service`."""
-    from ..service.process.launch import start_child  # late: some programs start no process
+    from ..service.process.launch import start_child  # some programs start no process
 
     backoff, begun = Backoff(), 0.0
 

@@ -220,7 +220,7 @@ class Session(OneProcess, Closing):
             from ..service.process.forked import find_zygote
 
             with contextlib.suppress(OSError, NNBurstError):  # starting the service reports the error
-                find_zygote(names)  # imports modules in the background
+                find_zygote(names)  # the zygote imports modules in the background
         from .run.burst_pool import BurstPool
 
         with contextlib.ExitStack() as opened:
@@ -558,7 +558,7 @@ class Session(OneProcess, Closing):
             self._pool.end_restart,
             self._owned.close if self._owned is not None else lambda: None,
             self._pool.close,
-            lambda: self._compilation.close(),  # late: a restart may replace it
+            lambda: self._compilation.close(),  # a restart may replace it, so it is looked up late
             self._runs.permits.forget,
             self._finalizer.detach,
         )

@@ -167,7 +167,7 @@ def deployment(
         async def status(self) -> dict[str, Any]:
             return self._replica.status()
 
-        async def check_health(self) -> None:  # in a thread, because it may start a service
+        async def check_health(self) -> None:  # it may start a service, so it runs in a thread
             await asyncio.get_running_loop().run_in_executor(None, self._replica.check_health)
 
         def __del__(self) -> None:

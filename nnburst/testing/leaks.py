@@ -96,7 +96,7 @@ def _descriptors() -> dict[str, str]:
     found: dict[str, str] = {}
     zygote = forked.current
     for fd in set(os.listdir("/proc/self/fd")) - ({str(zygote.control.fileno())} if zygote else set()):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor is closed by now
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
@@ -109,7 +109,7 @@ def _children() -> set[str]:
 
 def _children_of(pid: str) -> set[str]:
     children: set[str] = set()
-    with contextlib.suppress(FileNotFoundError):  # a thread or process that has ended since
+    with contextlib.suppress(FileNotFoundError):  # a thread or process has ended since
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/children") as file:
                 children.update(file.read().split())

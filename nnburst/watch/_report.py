@@ -33,7 +33,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
         bursts, former = below[model.number], old_by_number.get(model.number, [])
         models.append(
             {
-                # includes bursts that ended between the snapshots
+                # This includes bursts that ended between the snapshots.
                 **part(model, [model, *bursts], [*former, *old_below[model.number]]),
                 "bursts": [part(row, [row], old_by_number.get(row.number, [])) for row in bursts],
             }
@@ -76,7 +76,7 @@ def _by_parent(rows: Iterable[RowStats]) -> Mapping[int, list[RowStats]]:
 def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> dict[str, Any]:
     """Return the differences of all numbers between `former` and `rows`, which are `ns` nanoseconds apart."""
     counters = {
-        # Not below 0: a snapshot can miss a row that ends at that moment.
+        # The difference could be negative: a snapshot can miss a row that ends at that moment.
         name: max(0, sum(row.counters[name] for row in rows) - sum(row.counters[name] for row in former))
         for name in COUNTERS
     }

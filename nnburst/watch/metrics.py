@@ -41,7 +41,7 @@ _TIMED = {
 }
 _BOUNDS_NS = tuple(
     scale * 10**power for power in range(3, 10) for scale in (1, 2, 5)
-)  # 1 µs to 5 s, in as few buckets as monitoring systems want
+)  # The buckets reach from 1 µs to 5 s, and are as few as monitoring systems want.
 
 
 class Collector:

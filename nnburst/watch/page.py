@@ -106,7 +106,7 @@ class Page:
     """
 
     def __init__(self, name: str = "", rows: int = 256) -> None:
-        self.lock = threading.RLock()  # reentrant: a signal handler may open a model meanwhile
+        self.lock = threading.RLock()  # a signal handler may open a model while this thread has the lock
         size = lib.NNB_PAGE_HEADER + rows * stride()
         self._fd = check(lib.nnb_memfd_create(MEMORY_NAME.encode(), size, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW))
         try:

@@ -48,14 +48,14 @@ def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterat
         directory = f"/proc/{number}/fd"
         try:
             names = os.listdir(directory)
-        except OSError:  # another user's process, or one that has ended
+        except OSError:  # the process is another user's, or has ended
             continue
         for name in names:
             try:
                 path = f"{directory}/{name}"
                 if os.readlink(path) == _LINK and (is_asked or os.stat(path).st_uid == os.geteuid()):
                     yield FoundPage(number, path)
-                    break  # one page per service
+                    break  # a service has one page
             except OSError:
                 continue
 

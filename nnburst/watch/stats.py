@@ -260,7 +260,7 @@ def row_stats(row: CData) -> RowStats | None:
         return None
     try:
         kind = RowKind(copy.kind)
-    except ValueError:  # a kind from another version
+    except ValueError:  # the kind comes from another version
         return None
     values: Any = ffi.unpack(copy.counters, lib.NNB_COUNTERS)
     histograms = {name: _histogram(copy.histograms[i]) for name, i in HISTOGRAMS.items()}

@@ -107,7 +107,7 @@ class _Api:
             name: _function(f"void *(*)({takes})", self.table[slot]) for name, (slot, takes) in _FUNCTIONS.items()
         }
         self._releases = {what: _function("void (*)(void *)", self.table[slot]) for what, slot in _RELEASES.items()}
-        self.env = self.get("CreateEnv", _ERRORS_ONLY, b"Default")  # exists until the process ends
+        self.env = self.get("CreateEnv", _ERRORS_ONLY, b"Default")  # It exists until the process ends.
         self.memory = self.get("CreateCpuMemoryInfo", 0, 0)
         self.allocator = self.get("GetAllocatorWithDefaultOptions")
 

@@ -96,7 +96,7 @@ class Graph:
         self.optional = {each.name: each for each in about.optional}
         self.exposed = about.exposed
         self.keys = {name: read(np.frombuffer(text, np.uint8), name) for name, text in about.labels.items()}
-        self._kept = kept  # weights that the session uses but does not own
+        self._kept = kept  # The session uses these weights but does not own them.
         held = [each.name for each in (*about.inputs, *about.optional, *about.outputs) if each.holds]
         if held and not isinstance(session, InferenceSession):
             raise GeneralFailure(

@@ -261,7 +261,7 @@ def import_graph(data: bytes) -> ImportedModel:
 def _metadata(proto: Any) -> ModelMetadata | None:
 
     def text(value: Any) -> str:
-        return value if isinstance(value, str) else str(value, errors="replace")  # Bytes are not UTF-8.
+        return value if isinstance(value, str) else str(value, errors="replace")  # Invalid UTF-8 comes as bytes.
 
     graph = proto.graph
     said = map(text, (proto.producer_name, graph.name, proto.domain, proto.doc_string, graph.doc_string))

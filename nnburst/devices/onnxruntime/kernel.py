@@ -170,7 +170,7 @@ class BoundGraph:
         is_fixed = is_scalar(operand) or is_fully_specified(operand.dimensions)
         room = nbytes if is_fixed else max(nbytes, min(room, max(2 * nbytes, _LEAST_ROOM)))
         self._memory.take(room)
-        return np.zeros(room, np.uint8)[:nbytes], room  # zeros, so that unwritten memory shows nothing
+        return np.zeros(room, np.uint8)[:nbytes], room  # Zeros keep unwritten memory from showing old data.
 
     def _describe(
         self,
@@ -347,7 +347,7 @@ class BoundGraph:
         try:
             self._leave_to_library(self._said)
             run = self._bound.run if self._described is None else self._described.run_into_binding
-            if status := run(deadline_ns):  # Shapes are not the cause.
+            if status := run(deadline_ns):  # Wrong shapes are not the cause.
                 return self._bound.failure(status)
             values = ((each.position, value) for each, value in self._output_values() if not each.node.holds)
             shapes = {position: tuple(value.shape()) for position, value in values}

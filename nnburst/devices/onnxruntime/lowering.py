@@ -108,7 +108,7 @@ class Lowering:
     def stored_value(self, index: int) -> str:
         if self.operands[index].lifetime in _CONSTANT:
             return self.weight(f"c{index}", lambda: self.read(index))
-        return self.values.get(index, f"x{index}")  # an operand from another device
+        return self.values.get(index, f"x{index}")  # An operand without a name comes from another device.
 
     def read(self, index: int) -> Array:
         """Return a private copy of a constant, made at the first call."""

@@ -141,7 +141,7 @@ def _optimise(
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
-    proto.ir_version = max(proto.ir_version, 4)  # allows initializers that are not inputs
+    proto.ir_version = max(proto.ir_version, 4)  # Version 4 allows initializers that are not inputs.
     tensors, blob = _split(proto, raw)
     return Contents(model, about, serialise(proto), tensors, raw.nbytes), blob
 
@@ -235,7 +235,7 @@ def _directory_of_holes(size: int) -> Iterator[str]:
     import tempfile  # This import is slow, and only caching needs it.
 
     with contextlib.ExitStack() as stack:
-        try:  # A service may write there, beside the trust store.
+        try:  # A service may write into its state directory, where the trust store is, too.
             place = default_state_directory()
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holes-", dir=place))
             with open(os.path.join(directory, _WEIGHTS), "wb") as file:

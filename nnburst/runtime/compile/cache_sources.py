@@ -153,11 +153,11 @@ class DirectoryCache(CacheSource):
 
         yield from existing()
         left = Deadline(job.asked.deadline_ns).left()
-        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # leaves time to compile
+        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # this leaves time to compile
         for last in (False, True):
             with contextlib.closing(self._stage(entry, job, until)) as staged:
                 if staged.waited or self._cache.generations(entry) - seen:  # another process may have written the entry
-                    if not last:  # lets waiting processes read the entry, too
+                    if not last:  # closing lets waiting processes read the entry, too
                         staged.close()
                     yield from existing()
                     if not last:
@@ -183,7 +183,7 @@ class DirectoryCache(CacheSource):
         return reason
 
     def _published(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-        from ...cache.container import is_encrypted  # late: few clients need it
+        from ...cache.container import is_encrypted  # few clients need this import
 
         result, reason = prepared.cache_result, _outcome_of(files, prepared)
         if result is None or not result.saved:

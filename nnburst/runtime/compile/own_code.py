@@ -95,12 +95,12 @@ class _ModuleFunction:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._module.eval()  # changes only the copy in the service
+        self._module.eval()  # this changes only the copy in the service
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         import torch
 
-        tensors = [torch.tensor(array) for array in arrays]  # copies: modules can write to inputs
+        tensors = [torch.tensor(array) for array in arrays]  # torch.tensor copies, because modules can write to inputs
         first = len(tensors) - len(self._keywords)
         with torch.no_grad():
             answer = self._module(*tensors[:first], **dict(zip(self._keywords, tensors[first:], strict=True)))

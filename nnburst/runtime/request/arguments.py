@@ -509,7 +509,7 @@ def check_shapes(
         declared = argument.dimensions or (node.shape if is_sure else None)
         nbytes = math.prod(dims) * node.dtype.itemsize if len(dims) <= HIGHEST_RANK else 0
         if declared is None and 0 < nbytes <= argument.length:
-            continue  # the usual case
+            continue  # this is the usual case
         try:
             fits = element_count(dims) >= 0
         except InvalidArgument:

@@ -93,7 +93,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         """True if the model's shape has open dimensions, an open rank or no elements."""
         if self.shape is None:
             return True
-        for size in self.shape:  # faster than a generator
+        for size in self.shape:  # a loop is faster than a generator
             if type(size) is not int or not size:
                 return True
         return False
@@ -104,7 +104,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
             return True
         if len(shape) != len(self.shape):
             return False
-        for want, have in zip(self.shape, shape, strict=True):  # faster than a generator
+        for want, have in zip(self.shape, shape, strict=True):  # a loop is faster than a generator
             if want != have and type(want) is int:
                 return False
         return True
@@ -125,11 +125,11 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
             return value
         if type(value) is np.ndarray and value.dtype == self.dtype and not self.holds:
             if self.admits(value.shape) and 0 not in value.shape:
-                return value  # the usual case
+                return value  # this is the usual case
         if self.holds:
             bytes_of = self.encode(value)
             room = np.zeros(1 << max(_LEAST_ROOM, (bytes_of.size - 1).bit_length()), np.uint8)
-            room[: bytes_of.size] = bytes_of  # powers of two: each size needs an execution
+            room[: bytes_of.size] = bytes_of  # rooms are powers of two, because each size needs an execution
             return room.view(Encoded)
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")

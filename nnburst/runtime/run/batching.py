@@ -40,7 +40,7 @@ def run_many(
     index = -1
     with contextlib.closing(_run_groups(session, inputs, batch, timeout)) as parts:
         for part in parts:
-            if isinstance(part, Exception):  # from the caller's iterator
+            if isinstance(part, Exception):  # the caller's iterator raised it
                 raise part
             for outcome in part:
                 index += 1
@@ -174,7 +174,7 @@ class _Batches:
         self._shapes = shapes
         self._timeout = timeout
         self._batch = next(iter(shapes.values()))[0]
-        self._filled = 0  # batch rows of the next batch
+        self._filled = 0  # number of filled rows in the next batch
 
     def run(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
         """Yield the results of each batch, until an error that ends the ring."""
@@ -200,7 +200,7 @@ class _Batches:
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):
             counts = _copy_alike(items, self._ring.current.inputs, self._filled)
-            if not counts and len(items) > 1:  # take the next inputs one by one
+            if not counts and len(items) > 1:  # the next inputs are taken one by one
                 rest.give_back(items)
                 at_once = 1
                 continue
@@ -260,7 +260,7 @@ class _Batches:
             part = {name: view[at : at + row] for name, view in execution.inputs.items()}
             at += row
             if isinstance(error, LASTING):
-                yield copy(error)  # a copy for each input, because an index is added
+                yield copy(error)  # each input gets a copy, because an index is added
                 continue
             try:
                 yield self._session.run(None, part, self._timeout)
@@ -285,7 +285,7 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
                 return []
             counts = have
             np.concatenate(column, out=view[filled : filled + sum(have)], casting="no")
-    except (KeyError, TypeError, ValueError):  # a wrong name, dtype or shape
+    except (KeyError, TypeError, ValueError):  # a name, dtype or shape is wrong
         return []
     return counts
 

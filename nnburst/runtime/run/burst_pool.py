@@ -140,7 +140,7 @@ class BurstPool:
                 attempt = start_daemon(self._restart, failures, ending, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
         thread, failures = attempt
-        thread.join(Deadline.after().left())  # without the lock: a signal handler could need it
+        thread.join(Deadline.after().left())  # the lock is free meanwhile: a signal handler could need it
         if failures:
             failure = f"the service is gone ({ending.reason}) and does not come back: {failures[0]}"
             raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from failures[0]
@@ -216,7 +216,7 @@ class BurstPool:
 
     def _end(self, burst: Burst) -> None:
         """End a burst; a later call of another method closes it. Safe in a finaliser."""
-        with contextlib.suppress(ValueError):  # removed by `restart`
+        with contextlib.suppress(ValueError):  # `restart` has removed it
             self._of_rings.remove(burst)
         if self._refusal != INHERITED:
             burst.controller.hang_up()

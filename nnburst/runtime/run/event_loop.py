@@ -50,7 +50,7 @@ def current_loop() -> Loop:
         with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
             if sniffio.current_async_library() == "trio":
                 return _trio_loop()
-    import asyncio  # late: most clients need no loop
+    import asyncio  # most clients need no loop
 
     try:
         loop = asyncio.get_running_loop()

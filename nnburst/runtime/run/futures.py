@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def submit(execution: E) -> Future[E]:
     """Start an execution. The future's result is the execution, with the run's outputs."""
-    from concurrent.futures import Future  # late: most clients need no futures
+    from concurrent.futures import Future  # most clients need no futures
 
     future: Future[E] = Future()
     deadline = Deadline.after(execution._allowed)
@@ -73,7 +73,7 @@ def complete_in_thread(flights: InFlightRuns, flight: InFlight) -> None:
         if flights.attendant is None or not flights.attendant.is_alive():
             what = "what is in flight"
             flights.attendant = start_daemon(_attend, weakref.ref(flights), name="nnburst-attendant", what=what)
-    flights.arm()  # wakes the thread
+    flights.arm()  # this wakes the thread
 
 
 def _attend(reference: weakref.ref[InFlightRuns]) -> None:

@@ -32,7 +32,7 @@ class Permit:
 
     def __init__(self) -> None:
         self.execution: Execution | None = None
-        self.executions: dict[Hashable, Execution] = {}  # most recently used last
+        self.executions: dict[Hashable, Execution] = {}  # the most recently used one is last
         self.thread = 0
 
     def forget(self) -> None:
@@ -97,7 +97,7 @@ class Permits:
                     return self.idle.pop()
             return None
         finally:
-            self.waiting.remove(arrival.put)  # atomic: an interrupt comes before or after
+            self.waiting.remove(arrival.put)  # this step is atomic: an interrupt comes before or after it
             self.wake()
 
     async def atake(self, deadline: Deadline) -> Permit | None:
@@ -114,7 +114,7 @@ class Permits:
             self._complete()
             while (left := deadline.left()) != 0:
                 await arrival.wait(min(left or _LONGEST_WAIT, _LONGEST_WAIT))
-                arrival = current_loop().waiter()  # a permit returned after the check wakes it
+                arrival = current_loop().waiter()  # a permit that comes back after the check wakes it
                 with contextlib.suppress(IndexError):
                     return self.idle.pop()
                 self._complete()

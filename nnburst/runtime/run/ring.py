@@ -79,7 +79,7 @@ class Ring:
                     flying.append(item)
                     if len(flying) == len(self._pointers):
                         yield flying.popleft(), self._executions[self._at], error
-                else:  # no run, a failed start, or a run that did not use the burst
+                else:  # there was no run, its start failed, or it did not use the burst
                     yield from self._finish(flying)
                     yield item, execution, error
                 if error is not None and isinstance(error, LASTING):

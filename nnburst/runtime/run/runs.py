@@ -153,7 +153,7 @@ class Runs:
         finally:
             permit.thread = 0
             abandoned = execution is not None and (execution.is_in_flight or execution._concluding)
-            if not aside and not abandoned:  # otherwise, the end of the step or run returns it
+            if not aside and not abandoned:  # otherwise, the permit comes back when the step or run ends
                 give()
 
     def _setup_deadline(self, limit: float | None) -> Deadline:

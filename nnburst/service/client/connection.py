@@ -83,7 +83,7 @@ class _Apart:
             self._first.check_usable()
             if self._own is None or not self._own.alive:
                 self._own = self._dial()
-                if self._closed:  # by another thread, while this one connected
+                if self._closed:  # another thread closed it while this one connected
                     self._own.close()
             for device in self._own.devices:
                 if device.name == name:
@@ -285,7 +285,7 @@ def connect_to(
     def connect(own: bool = False) -> ServiceConnection:
         sock = dial(address, None, trust_uid)
         try:
-            # No pidfd: a service manager may have made the socket that the service's process serves.
+            # There is no pidfd: a service manager may have made the socket that the service's process serves.
             return ServiceConnection(sock, timeout=None, own=own, dial_own=None if own else dial_own)
         except DeadObject as error:
             why = str(error).partition(TOLD)[2] or "it closed the connection before it served"
@@ -331,7 +331,7 @@ def send_order(
             raise DeviceUnavailable(f"the service at {address!r} ended before it answered") from error
     if answer.kind is Kind.ERROR:
         raise calls.error_of(calls.decode_error(answer.body))
-    if answer.kind is Kind.REQUEST:  # the reason why the service refuses this process
+    if answer.kind is Kind.REQUEST:  # it says why the service refuses this process
         notice = calls.decode_request(answer.body, calls.Side.CLIENT)[1]
         raise DeviceUnavailable(getattr(notice, "reason", f"the service at {address!r} does not serve this process"))
     return calls.decode_reply(call, answer.body)

@@ -333,7 +333,7 @@ class RemoteBurstContext(_Remote, BurstContext):
 
     def __init__(self, place: Place, reply: calls.ConfigureBurstReply, callback: BurstCallback) -> None:
         super().__init__(place, reply.burst, "burst")
-        self._callback = callback  # keeps the callback alive: the registry has only a weak reference
+        self._callback = callback  # this keeps the callback alive: the registry has only a weak reference
         self.cpus, self.pipelined = frozenset(reply.cpus), reply.pipelined
 
     def failure_reason(self) -> str:

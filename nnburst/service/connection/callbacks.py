@@ -56,7 +56,7 @@ class CallbackRegistry:
         handles, borrowed = pools_to_wire(memories)
         if len(borrowed) > calls.MAX_FDS:
             raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
-        # Copies, because the memory may be closed before the reply is sent.
+        # The descriptors are duplicated, because the memory may be closed before the reply is sent.
         return calls.GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
 
     def on_client_gone(self, message: calls.ClientGone, fds: FdBundle) -> calls.Done:

@@ -61,7 +61,7 @@ class Outbox:
                 return False
             try:
                 message.try_send(self._sock)
-            except (OSError, NNBurstError):  # also a full socket: the owner handles it
+            except (OSError, NNBurstError):  # the owner handles it, for example a full socket
                 return False
             self._sent += message.size
         return True
@@ -127,7 +127,7 @@ class Outbox:
     def _check_received(self) -> None:
         if self._unread is not None:
             message, before, _ = self._unread
-            since = self._sent - before  # read before the kernel's count, so that bytes sent in between do not count
+            since = self._sent - before  # it is read before the kernel's count: bytes sent in between do not count
             if unread_bytes(self._sock) < since:
                 message.close()
                 self._unread = None

@@ -49,7 +49,7 @@ class PendingCall:
         """The call's id; 0 until the call may be sent."""
         self.outgoing: Outgoing | None = None
         self._claim = threading.Lock()  # the first to acquire it, caller or owner, gets the answer
-        self._arrival = threading.Lock()  # no Event: Ctrl-C at a bad moment breaks its wait
+        self._arrival = threading.Lock()  # an Event would not do: Ctrl-C at a bad moment breaks its wait
         self._arrival.acquire()
         self._answer: tuple[Message | None, NNBurstError | None, FdBundle] = (None, None, FdBundle())
 

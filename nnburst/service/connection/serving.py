@@ -83,7 +83,7 @@ class Workers:
         while (job := self._jobs.get()[2]) is not None:
             try:
                 job()
-            except BaseException:  # SystemExit, too: this may be the only thread for the next job
+            except BaseException:  # SystemExit is caught, too: this may be the only thread for the next job
                 _log.exception("a job of %s failed", self._name)
             job = None  # an idle thread must not keep objects of its last job alive
 
@@ -180,7 +180,7 @@ class Serving:
         def job() -> None:
             with fds:
                 answer = self._serve(call, message, fds)
-            self._served.end(n_fds, is_long)  # before the peer receives the answer and sends its next call
+            self._served.end(n_fds, is_long)  # the call ends before the peer gets the answer and sends another
             if answer is not None:
                 self._answer(number, *answer)
 
@@ -220,7 +220,7 @@ class Serving:
             return None
         except NNBurstError as error:
             failure = error
-        except BaseException as error:  # SystemExit of a user's function, too: the peer must not wait for ever
+        except BaseException as error:  # SystemExit of a function is answered, too: the peer must not wait for ever
             _log.exception("%s failed", call.name)
             failure = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
         fds.close()

@@ -249,7 +249,7 @@ class Connection:
         try:
             self._mailbox.post(partial(self._begin, pending))
             answered = pending.wait(limit)
-        except BaseException:  # raised by a signal handler: no caller is left to take the reply
+        except BaseException:  # a signal handler raised it: no caller is left to take the reply
             if not self._stop_waiting(pending):
                 pending.discard()
             raise
@@ -340,7 +340,7 @@ class Connection:
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
-        ended = self._pidfd.fds[:1]  # readable once the peer has ended; its exit status is read then
+        ended = self._pidfd.fds[:1]  # it is readable once the peer has ended; the exit status is read then
         for fd in (self._mailbox.fileno(), *ended):
             poll.register(fd, select.POLLIN)
         while not self._stop_reason:
@@ -472,7 +472,7 @@ class Connection:
             pending = self._calls.find(message.number)
             if pending is not None:
                 self._fail(pending, error)
-        elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: answer with the error
+        elif message.kind is Kind.REPLY:  # too many descriptors may be in flight: the error becomes the answer
             self._outbox.put_first(refusal(message.number, error))
         else:
             self._note(f"an answer cannot be sent: {error}")
@@ -487,7 +487,7 @@ class Connection:
     def _receive(self) -> None:
         try:
             self._dispatch(receive(self._sock))
-        except DescriptorsLost as lost:  # at this process's limit, which is not the peer's fault
+        except DescriptorsLost as lost:  # this process is at its limit, which is not the peer's fault
             error = ResourceExhausted(f"descriptors of a message were lost: {meaning(errno.EMFILE)}")
             if lost.kind is Kind.REQUEST:
                 self._serving.refuse(lost.call_id, error)

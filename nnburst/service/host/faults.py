@@ -155,7 +155,7 @@ _CALLS: Mapping[type[Message], Point] = {
 
 def _kill(armed: _Armed) -> None:
     number = int(armed.order.number)
-    signal.pthread_kill(threading.get_ident(), number)  # in this thread, like a signal that the processor raises
+    signal.pthread_kill(threading.get_ident(), number)  # the processor would signal this thread, too
     time.sleep(_PATIENCE)
 
 
@@ -165,7 +165,7 @@ _ACTS: Mapping[Act, Callable[[_Armed], object]] = {
     "delay": lambda armed: armed.wait(armed.order.number),
     "stop": lambda _: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),  # os.kill may act later
     "block": lambda armed: armed.wait(),
-    "spin": lambda _: sum(range(10**15)),  # one call into C that never releases the interpreter lock
+    "spin": lambda _: sum(range(10**15)),  # this call into C never releases the interpreter lock
 }
 
 

@@ -275,7 +275,7 @@ def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls
         models: list[Any] = [
             call.enter_context(client.objects.lease(number, HostedModel)).prepared
             if index in named
-            else None  # ignored, like any entry that no role refers to
+            else None  # it is ignored, like any entry that no role refers to
             for index, number in enumerate(message.prepared_models)
         ]
         desc = BufferDesc(message.dimensions)
@@ -423,7 +423,7 @@ def on_configure_execution_burst(
         bell = call.enter_context(FdBundle([fds.take_last()])) if message.bell else None
         if bell is not None:
             check(lib.nnb_bell_check(bell.fds[0]), "bell")
-        flow = client.flow  # read once: the end of the connection, in another thread, sets it to None
+        flow = client.flow  # it is read once: another thread sets it to None when the connection ends
         flow_queue = None if flow is None else FlowQueue(flow, model.priority, model.prepared.batcher)
         callback = SlotMemories(client, message, row, flow_queue, None if bell is None else bell.fds[0])
         owned.callback(callback.forget_all)
@@ -476,7 +476,7 @@ class HostedFenced:
 
     def set_execution(self, execution: FencedExecution) -> None:
         self._execution = execution
-        if self._cancelled:  # by another thread, during the launch
+        if self._cancelled:  # another thread cancelled it during the launch
             execution.cancel()
 
     def cancel(self) -> None:
@@ -495,7 +495,7 @@ def on_execute_fenced(
         request = client.request(running, message.request, fds)
         wait_for = [fences.enter_context(Fence(fd)) for fd in fds.fds[: message.fences]]
         hosted = HostedFenced()
-        charge = client.ledger.charge(requests=1)  # until the execution has ended and the client has released it
+        charge = client.ledger.charge(requests=1)  # it lasts until the execution has ended and is released
         number = client.objects.add(hosted, charge.release)
         undo.callback(client.objects.remove, number)
         running.enter_context(client.objects.lease(number, HostedFenced))

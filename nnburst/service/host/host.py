@@ -97,7 +97,7 @@ class ServiceHost:
         self._workers = workers
         self._lock = threading.Lock()
         self._connections: set[Client] = set()
-        self._ending: list[Client] = []  # released, but the reader thread is still running
+        self._ending: list[Client] = []  # they are released, but their reader threads still run
         self._closed = False
         self._last_words = ""
 
@@ -153,7 +153,7 @@ class ServiceHost:
         """Tell the clients the reason, then end this process, even if it is busy. Does not return."""
         _log.error("%s", reason)
         self._last_words = reason
-        for is_broker in (True, False):  # the broker first, so that it hands no more clients to this process
+        for is_broker in (True, False):  # the broker is told first, so that it hands over no more clients
             for hosted in self.connections:
                 if hosted.is_broker is is_broker:
                     hosted.connection.hang_up(calls.EndNotice(reason=reason))

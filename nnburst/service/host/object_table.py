@@ -51,7 +51,7 @@ class ObjectTable:
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
         self._closed: type[DeadObject] | None = None
-        self._kept: set[_Entry] = set()  # includes entries that are being disposed of
+        self._kept: set[_Entry] = set()  # it includes entries that are being disposed of
         self.cancel_flag = CancelFlag(account=account)
 
     def __len__(self) -> int:

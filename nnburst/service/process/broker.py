@@ -133,12 +133,12 @@ class Broker:
         """
         self._change = change
         with contextlib.ExitStack() as ending:
-            ending.enter_context(_signals(self._woken))  # kept until the end, so that a second SIGTERM has no effect
+            ending.enter_context(_signals(self._woken))  # they stay until the end: a second SIGTERM has no effect
             ending.callback(self._changes.shutdown)
             ending.callback(self.close)
             ending.callback(finish)
             ending.callback(self._changes.shutdown, wait=False, cancel_futures=True)
-            self._changes.submit(int)  # starts the thread
+            self._changes.submit(int)  # this starts the thread
             when_ready()
             self._loop()
         return self._stop_reason
@@ -169,7 +169,7 @@ class Broker:
             moment = min(next_look, self._next_moment(idle_since))
             ready = self._poll(None if moment == math.inf else max(0.0, moment - time.monotonic()))
             self._handle_signals(ready)
-            for _ in range(len(self._jobs)):  # only jobs that are queued now: a worker could post without end
+            for _ in range(len(self._jobs)):  # only jobs that are queued now are done: a worker could post without end
                 self._jobs.popleft()()
             for fd in ready:
                 if fd in self._listeners:
@@ -338,7 +338,7 @@ class Broker:
         for fd in [fd for fd, client in self._awaited.items() if client.until <= now]:
             client = self._awaited[fd]
             if client.worker is not None and unread_bytes(client.sock):
-                client.until = now + _UNREAD  # counted until then: its socket may contain descriptors
+                client.until = now + _UNREAD  # it counts until then: its socket may contain descriptors
                 continue
             del self._awaited[fd]
             if not client.is_dismissed:

@@ -38,7 +38,7 @@ class Group:
         self.held, self._directory = held, directory
         directory.mkdir(exist_ok=True)
         for name, most in () if quotas is None else _limits(quotas).items():
-            has_file = name != "memory.swap.max" or (directory / name).exists()  # absent if swap is not counted
+            has_file = name != "memory.swap.max" or (directory / name).exists()  # it is absent if swap is not counted
             if name.partition(".")[0] in held and has_file:
                 self.write(name, most)
         self._killed = self._events()
@@ -162,7 +162,7 @@ def _own_directory(own: Path) -> Path | None:
 
 
 def _is_ours(directory: Path) -> bool:
-    if not (directory / "cgroup.events").exists():  # the machine's root group
+    if not (directory / "cgroup.events").exists():  # this is the machine's root group
         return False
     if (directory / "cgroup.procs").read_text().split() != [str(os.getpid())]:
         return False

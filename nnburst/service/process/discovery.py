@@ -41,7 +41,7 @@ _LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
 _LONGEST_OPTION = 1024
 """Maximum size in bytes of a socket option that Python can read."""
-_SO_PEERPIDFD = 77  # Linux 6.5
+_SO_PEERPIDFD = 77  # Linux has it since version 6.5
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock with a 64-bit off_t
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
@@ -71,7 +71,7 @@ def socket_path(address: str) -> Path:
         raise InvalidArgument(f"expected the name of a service or 'unix:PATH', got {type(address).__name__}")
     if address.startswith(_PREFIX):
         path = Path(address.removeprefix(_PREFIX)).absolute()
-        if path.is_dir():  # also if the path is empty
+        if path.is_dir():  # an empty path is the working directory
             raise InvalidArgument(f"{address!r} is a directory: give 'unix:' and the path of a socket")
     elif _NAME.fullmatch(address):
         path = runtime_directory() / f"{address}.sock"
@@ -259,7 +259,7 @@ def check_free(path: Path) -> None:
     """Raise `BadState` if a process listens at a Unix socket, even one without a lock file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
         error = probe.connect_ex(os.fspath(path))
-        if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # a listener, one with a full backlog, or one of another type
+        if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # a listener exists, perhaps full or of another type
             owner = _named(0 if error else peer_of(probe).pid)
             raise BadState(f"{owner} listens at {str(path)!r} already: stop that one, or choose another place")
 
@@ -318,7 +318,7 @@ def peer_of(sock: socket.socket) -> Peer:
     pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _LONGEST_OPTION)
-    except OSError:  # too many groups to read: only the first counts
+    except OSError:  # the groups are too many to read: only the first counts
         packed = b""
     return Peer(pid, uid, frozenset({gid, *struct.unpack(f"{len(packed) // 4}I", packed)}))
 
@@ -475,7 +475,7 @@ def _owner(lock: Path) -> tuple[int | None, str]:
     except OSError:
         return 0, ""
     try:
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)  # only queries the lock: a service may be starting
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)  # the lock is only read: a service may be starting
         return _read(fd) if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK else (0, "")
     finally:
         os.close(fd)

@@ -133,7 +133,7 @@ def fork(
         MissedDeadline: The zygote has not answered in time.
         ResourceExhausted, OSError: See `find_zygote`.
     """
-    import json  # imported while the zygote starts
+    import json  # this import runs while the zygote starts
 
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]  # each thread of a broker has its own mask

@@ -106,7 +106,7 @@ def start_child(
         max_compile=_longest("max_compile", max_compile),
         **more,
     )
-    interpreter()  # raises the same error with and without a zygote
+    interpreter()  # this raises the same error with and without a zygote
     try:
         with occupy_streams(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
             said = None
@@ -118,7 +118,7 @@ def start_child(
             theirs.callback(os.close, passed["stderr"])
             if env is None:
                 find_zygote(names)
-            from ..client.connection import ServiceConnection  # imported while the zygote starts
+            from ..client.connection import ServiceConnection  # this import runs while the zygote starts
 
             deadline = Deadline.after(limit)
             limit = deadline.left()
@@ -157,7 +157,7 @@ def start_child(
                 start_daemon(log_lines, said, log, name="nnburst-log", what="the log of a service")
             failing.pop_all()
             return connection
-    except NNBurstError:  # first, because some are OSErrors
+    except NNBurstError:  # some of these are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
         why = meaning(error.errno) if isinstance(error, OSError) and error.errno else "out of memory"
@@ -170,7 +170,7 @@ def _spawn(
 ) -> _Started:  # fmt: skip
     """Start the process, and close this process's copy of `theirs`."""
     with theirs:
-        path: list[str] = []  # as separate arguments, since one may have at most 128 KiB
+        path: list[str] = []  # each entry is an argument, since one may have at most 128 KiB
         if any(map(is_of_functions, options.devices)):
             path = [_as_absolute(entry) for entry in sys.path if isinstance(entry, str)]
         zygote, full = find_zygote(options.devices) if env is None else None, replace(options, path=tuple(path))

@@ -111,7 +111,7 @@ def begin_log(who: str, level: str | int, form: str = "text") -> None:
     text = f"{who} %(process)d: %(levelname)s: %(message)s"
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(text))
     logging.basicConfig(level=level, handlers=[handler])
-    each = logging.StreamHandler()  # without a limit, because the operator asks for a line per request
+    each = logging.StreamHandler()  # it has no limit, because the operator asks for a line per request
     each.setFormatter(handler.formatter)
     requests = logging.getLogger("nnburst.access")
     requests.addHandler(each)

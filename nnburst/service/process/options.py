@@ -182,4 +182,4 @@ class ServiceOptions(msgspec.Struct, frozen=True):
 
 
 _read: Callable[[object], ServiceOptions] = partial(msgspec.convert, type=ServiceOptions)
-_read({"devices": ()})  # builds the type's decoder before threads run
+_read({"devices": ()})  # this builds the type's decoder before threads run

@@ -83,7 +83,7 @@ def close_door(
     needs = Needs.sum(wanted.values())
     may = (lib.NNB_MAY_EXECUTE if needs.programs else 0) | (lib.NNB_MAY_CONNECT if needs.network else 0)
     missing: list[str] = []
-    if not needs.network:  # refuses epoll: the kernel limits its watches per user, not per process
+    if not needs.network:  # without network, epoll is refused: the kernel limits its watches per user, not per process
         selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file may contain clients' memory
     _turn_terminals_outwards(outputs)
@@ -144,7 +144,7 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
                         f"a device needs {path}, which cannot be opened: {error.strerror}; make it before the service "
                         "starts, or take it out of its Needs"
                     ) from error
-        # Stays open, because the kernel may recreate a process's directory, to which the rule would not apply.
+        # This stays open: the kernel may recreate a process's directory, and the rule would not apply to the new one.
         check(lib.nnb_landlock_allow(rules, os.open("/proc/self", os.O_PATH | os.O_CLOEXEC), read), "/proc/self")
         for_all = check(lib.nnb_landlock_close(rules), "Landlock")
     finally:
@@ -196,7 +196,7 @@ def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
             flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
             try:
                 writable = os.open(f"/proc/self/fd/{fd}", flags)
-            except OSError:  # another user's terminal, or one that was closed
+            except OSError:  # the terminal is another user's, or was closed
                 writable = os.open(os.devnull, flags)
             os.dup2(writable, fd)
             os.close(writable)

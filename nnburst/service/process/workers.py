@@ -208,7 +208,7 @@ class Worker:
         """
         usage = None if self.service is None else usage_of(self.service.pid)
         most = self._pool.quotas.process_threads
-        if usage is None or usage.threads <= most:  # None: the process has ended, or this one lacks descriptors
+        if usage is None or usage.threads <= most:  # it is None if the process ended or no descriptor is free
             return ""
         return (
             f"{self.what} has {usage.threads} threads, and may have {most} (nnburst serve --quota "

@@ -62,7 +62,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
                 return _receive_options(client, request, fds)
             if forked is not None:
                 told = socket.socket(fileno=fds.pop(0))
-                os.close(fds.pop())  # frees a descriptor for the pidfd
+                os.close(fds.pop())  # this frees a descriptor for the pidfd
                 children[os.pidfd_open(forked)] = forked, told
                 later |= dict.fromkeys(options.devices, options.warm)
         for fd in fds:
@@ -100,7 +100,7 @@ def _receive_options(client: int, request: dict[str, Any], fds: list[int]) -> Se
 def _load(spec: str, warm: bool, rest: bool = False) -> None:
     with contextlib.suppress(Exception):  # the child will report the error
         device = create_device(spec)
-        DeviceInfo.of(device)  # finds versions and capabilities
+        DeviceInfo.of(device)  # this finds versions and capabilities before the fork
         if warm and isinstance(device, LocalDevice):
             device.load_libraries(rest)
     find_code.cache_clear()

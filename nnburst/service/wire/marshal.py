@@ -93,7 +93,7 @@ def total_size(handles: Iterable[WireMemory]) -> int:
 def _size(handle: WireMemory) -> int:
     if handle.image is None:
         return handle.size
-    check_layout(handle.image)  # checked before its numbers are used
+    check_layout(handle.image)  # it is checked before its numbers are used
     return handle.image.span
 
 

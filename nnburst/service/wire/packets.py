@@ -111,7 +111,7 @@ def _unspill(fd: int, length: int) -> bytes:
             raise Malformed("a spilled body is not in a sealed memfd")
         if os.fstat(fd).st_size != length:
             raise Malformed(f"a spilled body has {os.fstat(fd).st_size} bytes, not the {length} announced")
-        return os.pread(fd, length, 0)  # sealed, so it cannot be shorter
+        return os.pread(fd, length, 0)  # the file is sealed, so it cannot be shorter
     except OSError as error:
         raise Malformed(f"a spilled body cannot be read: {error}") from None
     finally:

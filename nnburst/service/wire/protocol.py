@@ -767,7 +767,7 @@ def error_of(reply: ErrorReply) -> NNBurstError:
     """Return the exception that an error reply describes."""
     status = ErrorStatus(reply.status)
     if reply.cache is not None:
-        said = reply.message.rsplit(" [", 1)[0]  # without the ending that the exception adds again
+        said = reply.message.rsplit(" [", 1)[0]  # the exception adds the ending again
         return CacheRejected(reply.cache, said, status=status)
     return error_for(status, reply.message, reply.output_shapes)
 
