@@ -34,7 +34,7 @@ class Deadline(Struct, frozen=True):
 
     @classmethod
     def after(cls, seconds: float | None = None) -> Deadline:
-        """Return the deadline `seconds` from now, or the deadline of an enclosing `call` if that is earlier.
+        """Return the deadline `seconds` from now. Inside the method `call` of an earlier deadline, return that one.
 
         None means no limit.
         """

@@ -30,7 +30,7 @@ _cast = partial(ffi.cast, ffi.typeof("void *"))
 
 
 def _own(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
-    """Yield an object for each descriptor. When the object is dropped, C closes the descriptor."""
+    """Yield an object for each descriptor. When the object is dropped, C closes the descriptor. `flags` of `_flags`."""
     return map(ffi.gc, map(_cast, map(operator.or_, flags, fds)), repeat(lib.nnb_fd_drop))
 
 

@@ -71,7 +71,7 @@ class JobThread:
 
         Args:
             job: A function that raises nothing.
-            due: Time to start the job; by default, at once.
+            due: Time to start the job. With `Deadline.never`, it starts at once.
 
         Returns:
             A function that cancels the job if it has not begun.

@@ -51,8 +51,8 @@ class BlobCache:
     def set(self, key: bytes, value: bytes) -> None:
         """Store a value. Do nothing if key or value is empty or too large, or if both together exceed `max_total`.
 
-        If there is no room, older values are evicted first. Under the policy "halve", a value that still does not fit
-        is not stored.
+        If there is no room, older values are evicted first. The policy "halve" evicts until half of the room is free. A
+        value that still does not fit is then not stored.
         """
         if not (0 < len(key) <= self.max_key and 0 < len(value) <= self.max_value):
             return
@@ -75,7 +75,7 @@ class BlobCache:
         return self.get_with(key, lambda size: out)[0]
 
     def get_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value, as `NNCache.get_blob_with` does. Only a copy counts as a use of the value."""
+        """Copy a value, as `NNCache.get_blob_with` does. The value counts as used only if it was copied."""
         value = self._values.get(bytes(key)) if len(key) <= self.max_key else None
         if value is None:
             return 0, None

@@ -77,7 +77,7 @@ class BurstContext(abc.ABC):
 
     @abc.abstractmethod
     def free_memory(self, slot: int) -> None:
-        """Drop a slot and every plan that uses the slot. An unknown slot is not an error (REQ-MODEL-051)."""
+        """Drop a slot, and every prepared request that uses it. An unknown slot is not an error (REQ-MODEL-051)."""
 
     def failure_reason(self) -> str:
         """Return the reason of the last failed execution; empty if unknown or already returned."""
@@ -88,7 +88,7 @@ class BurstContext(abc.ABC):
         self.free_memory(slot)
 
     def forget_plans(self) -> None:
-        """Drop all plans, so that repeated requests are bound again. Any thread may call it."""
+        """Drop all prepared requests, so that repeated requests are bound again. Any thread may call it."""
 
     def detach_client(self) -> None:
         """Report that the client no longer waits, so that a run of several steps ends early. Any thread may call it."""

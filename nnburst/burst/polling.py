@@ -1,4 +1,4 @@
-"""Constants of bursts, and polling windows."""
+"""Constants of bursts, and how long a process polls before it sleeps."""
 
 from __future__ import annotations
 

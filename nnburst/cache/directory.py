@@ -432,7 +432,7 @@ class Cache:
 
 
 def _describe(shard: int, name: str) -> EntryInfo:
-    """Describe an entry by its directory in a shard. The size is 0 if the directory cannot be read."""
+    """Describe the entry whose directory `name` is in the directory `shard`. Its size is 0 if it cannot be read."""
     entry, _, generation = name.partition(".")
     nbytes = used = 0
     with suppress(OSError, CacheRejected), open_in(shard, name) as place:

@@ -152,7 +152,7 @@ class TrustStore:
     def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
         """Record a generation, which is one save of an entry.
 
-        A record with `live` replaces the records of all other generations of the entry in its directory."""
+        If `record.live`, it replaces the records of all other generations that are in the same cache directory."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):
@@ -207,7 +207,7 @@ def _opener(place: int) -> Callable[[str, int], int]:
 
 
 def _contents(place: int, name: str) -> bytes:
-    """Return the contents of a file; empty if it does not exist."""
+    """Return the contents of a file in the open directory `place`; empty if the file does not exist."""
     try:
         with open(name, "rb", opener=_opener(place)) as file:
             return file.read()
@@ -240,7 +240,7 @@ def _read(place: int, key: bytes, name: str) -> list[EntryRecord]:
 
 
 def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: EntryRecord) -> None:
-    """Write the new generation, and the known generations that the new one does not replace."""
+    """Write an entry's file: the new generation, and the known generations that the new one does not replace."""
     kept = [
         other
         for other in known

@@ -528,7 +528,7 @@ def get_device() -> str:
 
 
 def disable_telemetry_events(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: services log only errors, send no telemetry, and need no CUDA libraries."""
+    """Do nothing, because nnburst needs none of these settings. Services log only errors, and send no telemetry."""
 
 
 enable_telemetry_events = preload_dlls = disable_telemetry_events

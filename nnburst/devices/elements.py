@@ -102,7 +102,7 @@ def element_type(key: int | str, place: str) -> ElementType:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
 
     Raises:
-        GeneralFailure: The type is unknown, or only encoded values can contain it.
+        GeneralFailure: The type is unknown, or only sequences, maps and optionals can contain it.
     """
     row = element_within(key, place)
     if row in _WITHIN:
@@ -111,7 +111,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Find an element type, even one that only encoded values contain. Raises `GeneralFailure` if `key` is unknown."""
+    """Find an element type, even one that only sequences, maps and optionals may contain. Raises `GeneralFailure`."""
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
@@ -147,7 +147,7 @@ def is_scalar(operand: OperandDesc) -> bool:
 
 
 def open_operand(operand: OperandDesc, prefix: int) -> OperandDesc:
-    """Return an operand with the same element type and an unknown rank."""
+    """Return an operand with the same element type and an unknown rank. `prefix` is that of the model's extension."""
     if not is_scalar(operand):
         return replace(operand, dimensions=())
     row = next(row for row in _ROWS if row.scalar == operand.type or row.number | _SCALAR == operand.type & 0xFFFF)

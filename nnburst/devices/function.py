@@ -112,7 +112,7 @@ class Tensor(Struct, frozen=True):
 
 
 class Declaration(Struct, frozen=True):
-    """A function's declared name, inputs, outputs and rights."""
+    """A function's declared name, inputs, outputs and needs."""
 
     name: str
     inputs: tuple[Tensor, ...]

@@ -1,7 +1,7 @@
 """Requests that consist of several steps. Each step is one call of a kernel.
 
-The device binds the kernel to private arrays for one step. Before each step, ``csrc/steps.c`` copies the step's inputs
-and state into these arrays. After each step, it copies the outputs to the client's memory.
+The kernel is bound to private arrays, which are as large as one step needs. Before each step, ``csrc/steps.c`` copies
+the step's inputs and state into these arrays. After each step, it copies the outputs to the client's memory.
 """
 
 from __future__ import annotations

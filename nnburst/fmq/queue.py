@@ -333,7 +333,7 @@ class MessageQueue(Closing):
             timeout: Seconds; None waits without end, 0 tries once.
             read_notification: Bits to wait for, which the reader sets after taking elements.
             write_notification: Bits to set afterwards; 0 sets none.
-            event_flag: Use this flag instead of the queue's own; both ends must use the same word.
+            event_flag: Use this flag instead of the queue's own. The reader must use a flag on the same word of memory.
 
         Raises:
             MissedDeadline: There was not enough room in time. Nothing was written.
@@ -697,7 +697,7 @@ def element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def element_count(count: int) -> int:
-    """Return `count` as a non-negative 64-bit number."""
+    """Return `count` as an int. Raises `InvalidArgument` if it is negative or has more than 64 bits."""
     number = operator.index(count)
     if not 0 <= number <= MAX_COUNT:
         raise InvalidArgument(f"count is {count}; a number of elements is not negative")

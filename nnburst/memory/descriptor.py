@@ -68,7 +68,7 @@ class MemoryMapping:
 
     @property
     def faults(self) -> int:
-        """Number of accesses to lost pages, which read as zeros; always 0 if not guarded."""
+        """Number of accesses to pages that the file has lost, if the mapping is guarded against SIGBUS; else 0."""
         return lib.nnb_map_faults(self._mapping)
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -105,7 +105,7 @@ class MemoryObject(Struct, frozen=True):
 
 
 def examine(fd: int) -> MemoryObject:
-    """Return facts about the object behind a descriptor. The caller has checked the object's file system."""
+    """Return facts about the object behind a descriptor. The caller must first call `check_file_system`."""
     try:
         status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
         filesystem = check(lib.nnb_fd_filesystem(fd))

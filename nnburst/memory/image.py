@@ -84,7 +84,7 @@ class ImageLayout(Struct, frozen=True):
         height: Pixels.
         layers: Number of images of equal layout; the N of the NHWC tensor.
         fourcc: DRM code of a linear format; docs/memory.md lists the supported ones.
-        planes: (first byte in the object, bytes from row to row) of each plane of the first layer.
+        planes: (first byte in the memory object, bytes from row to row) of each plane of the first layer.
         layer_stride: Bytes from layer to layer; 0 if there is only one.
     """
 
@@ -97,7 +97,7 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def start(self) -> int:
-        """Position of the first pixel in the object, in bytes."""
+        """Position of the first pixel in the memory object, in bytes."""
         return min(offset for offset, _ in self.planes)
 
     @property

@@ -230,7 +230,7 @@ class Memory(Closing):
 
     @property
     def offset(self) -> int:
-        """Position of the pool in the object, in bytes."""
+        """Position of the pool in the memory object behind its descriptor, in bytes."""
         return self._handle.offset if self._handle.image is None else self._handle.image.start
 
     @property

@@ -108,7 +108,7 @@ class OpenRequest:
             memory._copy_out(offset, private)
 
     def after_run(self, succeeded: bool) -> None:
-        """Copy private outputs to the client's memory, and detect truncated mappings.
+        """Copy outputs that were computed in private memory to the client's memory, and detect truncated mappings.
 
         Args:
             succeeded: True if there are outputs to copy.
@@ -132,7 +132,13 @@ class OpenRequest:
     def open_argument(
         self, memory: Memory, location: DataLocation, *, write: bool, rights: bool, room: int = 0
     ) -> Region:
-        """Open one argument. `rights` is True if the request writes to this or another argument in the same pool."""
+        """Open one argument.
+
+        Args:
+            write: True if the request writes this argument.
+            rights: True if the request writes any argument in the same pool, which is then mapped for writing.
+            room: Bytes that the device may write beyond the argument's length.
+        """
         offset, length, image = location.offset, location.length, memory.image
         if image is not None:
             length = image.tight_size

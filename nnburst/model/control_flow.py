@@ -1,4 +1,4 @@
-"""Rule V16: the signatures of IF and WHILE."""
+"""Validation rule V16 (docs/requirements): the signatures of IF and WHILE."""
 
 from __future__ import annotations
 

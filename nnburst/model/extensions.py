@@ -1,4 +1,4 @@
-"""Extensions and their operand types; models that a device imports from files."""
+"""Extensions and their operand types. Models that a device imports from files, as operations of an extension."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _param(text: str) -> Param:
 
 
 def _expand(form: str) -> list[tuple[Param, ...]]:
-    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). HAL versions of parameters never decrease from left to right."""
+    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). HAL versions must not decrease from left to right."""
     expansions: list[tuple[Param, ...]] = []
     params: list[Param] = []
     for level in form.replace("]", "").split("["):
@@ -170,7 +170,7 @@ def match_signature(
     *,
     with_outputs: bool = True,
 ) -> Match:
-    """Return the input list that an operation's inputs fit. Also check the number and types of the outputs.
+    """Return the input list of `row` that an operation's inputs fit. Also check the number and types of the outputs.
 
     Args:
         with_outputs: False if the outputs do not exist yet.

@@ -262,7 +262,7 @@ class DeviceMemory(OneProcess, Closing):
     def _check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
     ) -> None:
-        """Check that an argument is a role of the memory, takes the whole memory, and has the memory's dimensions."""
+        """Check that this memory was made for an argument, and that the argument takes the whole memory and its dimensions."""
         self._check_open()
         if region != (0, 0):
             raise InvalidArgument(f"{kind} {index}: memory of a device is used whole; offset and length must be 0")
@@ -319,7 +319,7 @@ class DeviceMemory(OneProcess, Closing):
             raise BadState("the memory is closed")
 
     def close(self) -> None:
-        """Free the memory, also in bursts that used it. Idempotent."""
+        """Free the memory, even if bursts have used it. Idempotent."""
         if not self._closed:
             known = [partial(burst.free_memory, self.pool) for burst in list(self._bursts)]
             self._leaving = Leaving(*known, self._place.close)

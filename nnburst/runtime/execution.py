@@ -298,9 +298,9 @@ class Execution(BoundRequest, Closing):
         await event_loop.run(self, timeout)
 
     def submit(self, timeout: Timeout = ...) -> Future[Execution]:
-        """Start a run. The service uses the arrays until the future is done.
+        """Start a run. The service uses the arrays until the answer.
 
-        After the timeout, which includes the wait for other runs, the future fails with `MissedDeadline`, and the
+        After the timeout, which includes the wait for other runs, the future fails with `MissedDeadline`, but the
         execution stays in flight until the answer.
 
         Args:

@@ -78,7 +78,7 @@ def reduce_session(session: Session) -> Reduced:
 
 
 def read(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return the session or service of a pickle; an `Unopened` if it cannot be opened."""
+    """Open the session or service that a pickle describes, by calling `make`. Return an `Unopened` if that fails."""
     try:
         return make(*arguments)
     except NNBurstError as error:

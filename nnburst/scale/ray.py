@@ -70,7 +70,7 @@ class Replica:
         return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
-        """Run the model for each input, in order, with up to `batch` rows in a run.
+        """Run the model for each dict of inputs, in order, with up to `batch` rows in a run.
 
         Raises the same errors as `Session.run_many`.
         """

@@ -176,7 +176,7 @@ class Page:
         return look_at_rows(self.memory)
 
     def close(self) -> None:
-        """Hide the page from readers. Rows keep the memory. Idempotent."""
+        """Hide the page from new readers. The memory stays mapped as long as a row is in use. Idempotent."""
         with self.lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:

@@ -164,7 +164,7 @@ class Latency(Struct, frozen=True):
         return f"<Latency of {self.count:,} runs: {times}>"
 
     def _repr_html_(self) -> str:
-        """Return the round trips as an HTML chart, for notebooks. Each doubling of the duration has four bars."""
+        """Return the round trips as an HTML chart, for notebooks. The durations are on a logarithmic scale."""
         bars: Counter[int] = Counter()
         for start, count in self.round_trip.buckets:
             bars[int(4 * math.log2(max(start, 1)))] += count

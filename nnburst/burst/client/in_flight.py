@@ -149,7 +149,7 @@ class InFlightRuns:
                 self._land(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
 
     def arm(self) -> bool:
-        """Ask the service to make the bell readable at the next answer. Return False if nothing is in flight."""
+        """Ask the service to make the bell (a socket) readable at the next answer. Return False if none is awaited."""
         while self._flying:
             if lib.nnb_client_arm(self._endpoint) <= 0:  # a negative result means that a waiting thread rings the bell
                 return True

@@ -130,7 +130,7 @@ class ListenerGroup:
         return burst
 
     def _remove(self, plan: int) -> ServerEnd:
-        """Remove and return a burst that has ended. `plan` is the number of any of its plans."""
+        """Remove and return a burst that has ended. `plan` is the number of any of its prepared requests."""
         with self._lock:
             burst = self._burst_of(plan)
             self._bursts[plan // lib.NNB_BURST_PLANS] = None

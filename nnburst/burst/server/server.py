@@ -81,7 +81,7 @@ class ServerEnd:
     # ---- the thread that runs a request of the burst -------------------------------------------------------------
 
     def place_plans(self, plans: list[Kernel], first: int) -> None:
-        """Keep this burst's plans in ``plans[first:first + MAX_PLANS]`` from now on."""
+        """Keep the kernels of this burst's prepared requests in ``plans[first:first + MAX_PLANS]`` from now on."""
         self._base = first
         plans[first : first + MAX_PLANS] = [self._rebind] * MAX_PLANS
         self._plans = plans
@@ -284,7 +284,7 @@ class ServerEnd:
 
 
 def _nothing() -> None:
-    """Do nothing. This function replaces the kernels of a burst that has ended."""
+    """Do nothing. This function replaces the prepared requests of a burst that has ended."""
 
 
 _ENDINGS = {

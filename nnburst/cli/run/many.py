@@ -26,10 +26,10 @@ Outcome = tuple[Path, "list[Any] | NNBurstError"]
 
 
 def input_files(directory: Path) -> list[Path]:
-    """Return the input files of a directory, sorted by name.
+    """Return the .npy and .npz files of a directory, sorted by name.
 
     Raises:
-        InvalidArgument: The directory has no input files.
+        InvalidArgument: There are none.
     """
     files = sorted(path for path in directory.iterdir() if path.suffix in (".npy", ".npz") and path.is_file())
     if not files:

@@ -72,7 +72,7 @@ class Batches:
         self._batches: weakref.WeakValueDictionary[Shapes, Batch] = weakref.WeakValueDictionary()
 
     def join(self, kernel: Any, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument]) -> object:
-        """Let a request's ``nnb_kernel *`` join the batch for its shapes, if the batch is small enough.
+        """Let a request's ``nnb_kernel *`` run in batches with other requests of its shapes, if two fit into a batch.
 
         Returns:
             An object to keep as long as the kernel; None if the request always runs alone.

@@ -217,7 +217,7 @@ def _copy_passed_inputs(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[G
 
 
 def _place_external(proto: Any, files: Mapping[str, Bytes], make: Any, options: Any) -> None:
-    """Pass the tensors in external files to the session, or copy them into the model."""
+    """Pass the tensors in external files to the session. Copy those that it cannot take from there into the model."""
     placed: dict[str, Any] = {}
     for tensor, is_initializer in all_tensors(proto):
         location = external_location(tensor)

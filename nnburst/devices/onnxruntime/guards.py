@@ -61,7 +61,7 @@ _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 
 
 def add_guards(proto: Any) -> None:
-    """Add guards to a model. They make a run fail that would crash ONNX Runtime or leave results unwritten."""
+    """Add guards to a model. A run that would crash ONNX Runtime, or leave results unwritten, then fails."""
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
     inferred = cache(partial(_infer_shapes, proto, fixed))
@@ -121,7 +121,7 @@ class _Guarding:
         self._nodes: list[Any] = []
 
     def run(self) -> bool:
-        """Add the guards; return True if there are any."""
+        """Add the guards to the graph. Return True if there are any."""
         has_inner = False
         for node in self._graph.node:
             for inner in inner_graphs(node):
@@ -196,7 +196,7 @@ class _Guarding:
         node.input[0] = self._reshape_or_fail(name, next(self._names), missing, f"{_title(node)} of what is not square")
 
     def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
-        """Add nodes that count the elements of all parts. Return the result's name; "" if no guard is needed."""
+        """Add nodes that count the elements of all arrays to join. Return the result's name, or "" for no guard."""
         if kind == ("", "ConcatFromSequence"):
             return self._elements_of_sequence(node.input[0])
         first, step = _JOINS.get(kind, (len(node.input), 1))

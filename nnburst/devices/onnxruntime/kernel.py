@@ -298,7 +298,7 @@ class BoundGraph:
         return self._described.finish()
 
     def _bind_encoded(self, deadline_ns: int) -> None:
-        """Decode and bind the encoded inputs. An optional without a value stays unbound."""
+        """Decode and bind the encoded inputs. An input of type optional that has no value stays unbound."""
 
         def count() -> None:
             require_time(deadline_ns)

@@ -255,7 +255,7 @@ class LoweredCall(OperationView):
         return self.cast(self.stored_value(name), np.bool_)
 
     def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
-        """Return an input's real values in float32. If `axes` is not empty, it is the order of the axes."""
+        """Return the name of an input's dequantised values in float32, with the axes in the order `axes`."""
         index, operand, channels = self.index(name, which), self.operand(name, which), self.channel_scales(name)
         info, value = operand_info(operand.type), self.stored_value(name, which)
         dtype: Any = np.uint8 if self.is_signed(name, which) else info.dtype

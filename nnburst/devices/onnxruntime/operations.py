@@ -375,7 +375,7 @@ def _all_or_any(kind: str, c: LoweredCall) -> None:
 
 
 def _numbers(c: LoweredCall) -> str:
-    """Return the input, converted to a type in which ONNX Runtime can find the largest elements."""
+    """Return the name of the input's values in a type in which ONNX Runtime can find the largest elements."""
     if c.info.is_quantised:
         return c.cast(c.stored_value("x"), np.int32)
     return c.stored_value("x") if c.data_type is _I32 else c.real("x")

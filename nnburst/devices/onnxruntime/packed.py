@@ -65,7 +65,7 @@ class Contents(Struct, frozen=True):
     """The contents of the model file.
 
     Attributes:
-        model: The prepared model, without its files.
+        model: The prepared model, without the contents of its pools.
         graph: The optimised graph from ONNX Runtime.
         file_size: Size of the external file to which the graph refers, in bytes.
     """
@@ -201,7 +201,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
-        CacheRejected: The temporary external file cannot be made.
+        CacheRejected: The temporary file with large weights, which ONNX Runtime reads, cannot be made.
     """
     raw = np.frombuffer(data, np.uint8)
     options = settings.options()

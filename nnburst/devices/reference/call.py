@@ -1,4 +1,4 @@
-"""A kernel's interface to an operation: arrays by name, real values, and the list of steps."""
+"""A kernel's interface to an operation: arrays by name, dequantised values, and the list of NumPy calls (steps)."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class KernelCall(OperationView):
         return np.float64 if self.info.is_quantised else np.float32
 
     def real(self, name: str, which: int = 0) -> Array:
-        """Return an array for an input's real values. If the stored values differ, append a step that converts them."""
+        """Return an array for an input's dequantised values. If its values are quantised, each run first converts them."""
         index, dtype = self.index(name, which), self.real_dtype
         operand, source = self._operands[index], self._arrays[index]
         if source.dtype == dtype:

@@ -233,7 +233,7 @@ def _value(outer: Binding, index: int) -> _Value:
 def _run_subgraph(
     outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits
 ) -> tuple[list[Array], int]:
-    """Run the subgraph to which an operand refers; return the outputs and the bytes that the budget counts for them."""
+    """Run the subgraph to which an operand refers. Return the outputs, and their bytes in the memory budget."""
     referenced = outer.graph.referenced
     graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
     inner = Binding(graph, outer.budget)

@@ -25,7 +25,7 @@ SIGNED_UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 128, 128), OperandType.TENS
 
 
 def like_data(view: OperationView, *shapes: tuple[int, ...]) -> Outputs:
-    """Return an output of type T for each shape, with the quantisation that the row requires."""
+    """Return an output for each shape. It has the operation's data type, and the quantisation that its row requires."""
     return tuple(OutputSpec(view.data_type, dims, *view.output_quantisation()) for dims in shapes)
 
 

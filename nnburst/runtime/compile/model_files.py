@@ -218,7 +218,7 @@ def _open(path: str, directory: str | None) -> Memory:
             place, as in the caches of model hubs.
 
     Raises:
-        InvalidArgument: The file does not exist, or is outside the directory.
+        InvalidArgument: The file does not exist, or its path leaves the directory.
     """
     full = path if directory is None else os.path.join(directory, path)
     what = f"model file {path!r}" if directory is None else f"external file {path!r} of the model in {directory!r}"

@@ -175,7 +175,7 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
 def given_shapes(
     shapes: Mapping[str, int | Sequence[int]], places: Mapping[str, ExternalBuffer], steps: int | None
 ) -> dict[str, int | Sequence[int]]:
-    """Return the given shapes, and the shapes of the caller's views. With `steps`, their first dimension is left out.
+    """Return the given shapes, and the shapes of the caller's views (with `steps`, without the views' first dimension).
 
     Raises:
         InvalidArgument: Two shapes of one argument differ, or the first dimension of a view is not `steps`.

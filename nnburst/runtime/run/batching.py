@@ -269,10 +269,10 @@ class _Batches:
 
 
 def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
-    """Copy several inputs at once into a batch, after `filled` rows.
+    """Copy several items (dicts of inputs) into a batch, after `filled` rows.
 
     Returns:
-        The number of rows of each input; empty if an input does not fit.
+        The number of rows of each item; empty if an item does not fit.
     """
     if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
         return []

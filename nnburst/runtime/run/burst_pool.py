@@ -59,8 +59,8 @@ class BurstPool:
 
     Args:
         options: Options of the session.
-        open_again: Function that reopens the model after the service's death, calls `restart`, and returns the
-            cache result.
+        open_again: Function that reopens the model after the service's death, calls this pool's `restart`, and
+            returns the cache result.
 
     Attributes:
         restarts: Restarts of the service so far.
@@ -274,7 +274,7 @@ class BurstPool:
         return (*self._bursts, *self._of_rings, *self._ended)
 
     def refuse(self) -> None:
-        """Refuse further runs. Do not wait: executions in flight raise `BadState`."""
+        """Refuse further runs, and return at once. Calls that wait for executions in flight raise `BadState`."""
         self._refusal = self._refusal or _CLOSED
         for burst in self._all:
             burst._refuse()

@@ -63,7 +63,7 @@ class Permits:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Create new permits in a forked child, which must not write to the executions of the parent."""
+        """Create new permits in a forked child. The old permits keep executions, which only the parent may use."""
         self.waiting.clear()
         self.idle.clear()
         self._all: list[weakref.ref[Permit]] = []

@@ -117,7 +117,7 @@ class Runs:
                 self.permits.put_back(permit)
 
         async def set_up(step: Callable[[], Any]) -> Any:
-            """Call `step` with a deadline. If it may wait for a burst or a restart, call it in another thread."""
+            """Call `step` with a deadline: in another thread, if it may wait for a burst or a restart."""
             nonlocal deadline, aside
             first, begin = self._pool.first.controller, time.monotonic_ns()
             opening = self._setup_deadline(limit)
@@ -162,7 +162,7 @@ class Runs:
     # ---- executions ------------------------------------------------------------------------------------------
 
     def prepare(self, permit: Permit, inputs: object, limit: float | None) -> Execution:
-        """Return an execution for the inputs' shapes, and copy the inputs."""
+        """Return an execution for the inputs' shapes, and copy the inputs. `limit`: the run's time limit in seconds."""
         return self._setup_deadline(limit).call(self._prepare, permit, inputs)
 
     def _prepare(self, permit: Permit, inputs: object) -> Execution:

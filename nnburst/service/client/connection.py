@@ -61,7 +61,7 @@ def _end_all() -> None:
 
 
 class _Apart:
-    """The connection for models that the client brings.
+    """The connection for models that the client sends to the service, rather than names.
 
     The first use opens the connection. If that connection has ended, the next use opens another.
 

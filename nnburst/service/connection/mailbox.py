@@ -20,7 +20,7 @@ Job = Callable[[], None]
 
 
 class Mailbox:
-    """Jobs for the owner of a connection."""
+    """Jobs for the thread that owns a connection."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()

@@ -69,7 +69,7 @@ class _Armed:
             self._sock.send(b"!", socket.MSG_NOSIGNAL)
 
     def withdrawn(self) -> bool:
-        """Return True if the client has withdrawn the order. Closing the socket does not withdraw it."""
+        """Return True if the client has withdrawn its order for a fault. Closing the socket does not withdraw it."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except OSError:
@@ -106,7 +106,7 @@ class FaultPoints:
             self.reach(point)
 
     def wrap(self, prepared: PreparedModel) -> PreparedModel:
-        """Return a model that reaches the point "run" before each run of `prepared`."""
+        """Return a model with the fault point "run" before each run of `prepared`."""
         return FaultyModel(prepared, self)
 
     def reach(self, point: Point) -> None:

@@ -209,7 +209,8 @@ class Client:
     The methods and functions named ``on_*`` serve calls, in worker threads.
 
     Attributes:
-        flow: The client's `Flow`; None once the client has disconnected, or if each burst has its own thread.
+        flow: The account of the client's processor time; None once the client has disconnected, or if each burst has
+            its own thread.
         buffer_ids: Ids of the client's buffers. The client may use no other buffers.
         bursts: The client's open bursts.
         fenced: Fenced executions that have not ended.

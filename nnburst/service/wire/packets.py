@@ -128,8 +128,8 @@ class Outgoing:
         size: Bytes of the datagram.
         n_fds: Number of the message's descriptors.
         is_sent: True once the message was sent.
-        release: Function that releases the message's charge when the message is received or dropped; None if there is
-            no charge.
+        release: Function to call when the message is received or dropped. It takes the message out of the client's
+            quotas. None for a message that no quota counts.
 
     Raises:
         InvalidArgument: There are too many descriptors.

@@ -102,7 +102,7 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 
 
 class WireMemory(Value, frozen=True, omit_defaults=True):
-    """A memory pool. The message's next `n_fds` descriptors belong to it.
+    """A pool of a request: a memory, a buffer or a `Steps`. The message's next `n_fds` descriptors belong to it.
 
     `buffer`: 0, or the id of a driver-managed buffer; `steps`: the number of steps of a request. If `buffer` or `steps`
         is set, all other fields are ignored.
@@ -497,7 +497,7 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
 
 
 class EndNotice(Message, tag="ending", frozen=True, omit_defaults=True):
-    """Reports why the service ends. If `callback` is not 0, reports why that burst ends."""
+    """Reports why the service ends or, if `callback` is not 0, why the burst that was opened with this number ends."""
 
     reason: Text
     callback: Id = 0
