@@ -123,7 +123,7 @@ class WorkingMemory:
 
     @contextlib.contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """At the end of a ``with`` block, stop counting the bytes that were counted in the block."""
+        """Stop counting, at the end of a ``with`` block, the bytes that were counted in the block."""
         taken, charged, n = self._taken, self._charged, len(self._releases)
         try:
             yield

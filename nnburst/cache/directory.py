@@ -292,7 +292,7 @@ class Cache:
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
 
     def warn_of(self, reason: CacheReason, why: object = "") -> None:
-        """If `reason` makes this directory unusable, warn once per reason, with `why` if given, else with `reason`."""
+        """Warn once if `reason` makes this directory unusable. The warning says `why`, or the reason."""
         if reason in _UNUSABLE:
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)

@@ -36,7 +36,7 @@ _ONLY = "1"
 
 
 class NoSuchModel(InvalidArgument):
-    """No such model or version has existed since the gateway started."""
+    """Error: no such model or version has existed since the gateway started."""
 
 
 @dataclass

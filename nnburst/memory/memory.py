@@ -271,7 +271,7 @@ class Memory(Closing):
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, offset, span), equal for pools of the same bytes.
+        """The tuple (device, inode, offset, span), equal for pools of the same bytes.
 
         After `close`, the value is available only if it was read before.
         """

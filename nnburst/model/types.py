@@ -79,7 +79,7 @@ class DeviceType(enum.IntEnum):
 
 
 class MeasureTiming(enum.IntEnum):
-    """YES to measure the duration of an execution, else NO."""
+    """Choice of whether to measure the duration of an execution."""
 
     NO = 0
     YES = 1

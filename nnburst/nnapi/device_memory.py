@@ -262,7 +262,7 @@ class DeviceMemory(OneProcess, Closing):
     def _check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
     ) -> None:
-        """Check that this memory was made for an argument, and that the argument takes the whole memory and its dimensions."""
+        """Check that this memory was made for an argument, and that the argument takes all of it."""
         self._check_open()
         if region != (0, 0):
             raise InvalidArgument(f"{kind} {index}: memory of a device is used whole; offset and length must be 0")

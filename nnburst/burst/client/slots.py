@@ -26,7 +26,7 @@ class SlotTable(BurstCallback):
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
-        """`bell` is the socket of `BurstCallback.bell`. The caller must keep it open until the burst is configured."""
+        """Keep `bell`, the socket of `BurstCallback`. The caller must not close it until the burst is configured."""
         self.bell = bell
         self.loop_timeout_ns = loop_timeout_ns
         self._memories: dict[int, Memory | Named] = {}

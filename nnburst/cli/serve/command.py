@@ -30,7 +30,7 @@ _MOST_FDS = 1 << 18
 
 @contextlib.contextmanager
 def _startup_signals() -> Iterator[None]:
-    """During the start, let SIGTERM and SIGINT raise `SystemExit`, and keep SIGHUP pending.
+    """Let SIGTERM and SIGINT raise `SystemExit` during the start, and keep SIGHUP pending.
 
     `SystemExit` releases all resources. A second signal has no effect.
     """

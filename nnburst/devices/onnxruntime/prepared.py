@@ -63,7 +63,7 @@ class OnnxPreparedModel(LocalModel):
         return BoundGraph(self.graph, self.model, request, self._ignore_dimensions, self._batches)
 
     def run_together(self, most: int) -> None:
-        """See `PreparedModel.run_together`. Needs the C library, and unknown first dimensions of all arguments."""
+        """Run requests in batches. Needs the C library, and an unknown first dimension of each argument."""
         if not isinstance(self.graph.session, InferenceSession):
             super().run_together(most)
         self._batches = Batches(self.graph, most)

@@ -88,7 +88,7 @@ class Binding:
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """At the end of a with block, release the arrays that were created for results in the block."""
+        """Release, at the end of a ``with`` block, the arrays that were created for results in the block."""
         bound = frozenset(self._taken)
         try:
             with self.budget.for_a_run():

@@ -229,7 +229,7 @@ class _AsyncioLoop:
         return asyncio.sleep(0)
 
     def checkpoint(self) -> None:
-        """In Trio, let other tasks continue after a run that did not wait. In asyncio, do nothing."""
+        """Let other tasks of Trio continue after a run that did not wait. Do nothing in asyncio."""
         return None
 
 

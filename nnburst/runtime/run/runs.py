@@ -1,4 +1,4 @@
-"""How a session runs: wait for a permit, make executions for new shapes, repeat with more memory, await."""
+"""The runs of a session: waiting for a permit, executions for new shapes, repeats with more memory, `arun`."""
 
 from __future__ import annotations
 
