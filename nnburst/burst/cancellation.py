@@ -122,7 +122,7 @@ class WorkingMemory:
         self._taken -= nbytes
 
     @contextlib.contextmanager
-    def for_a_run(self) -> Iterator[None]:
+    def release_after_run(self) -> Iterator[None]:
         """Stop counting, at the end of a ``with`` block, the bytes that were counted in the block."""
         taken, charged, n = self._taken, self._charged, len(self._releases)
         try:

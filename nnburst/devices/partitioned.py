@@ -191,8 +191,8 @@ class PartitionedModel(PreparedModel):
     def combine(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
         """Combine the results of the parts. The last result may be a failure."""
         main, shapes = self.model.main, dict[int, OutputShape]()
-        for part, (_, told, _) in zip(self.parts, results, strict=False):
-            shapes |= dict(zip(part.outputs, told, strict=False))
+        for part, (_, reported, _) in zip(self.parts, results, strict=False):
+            shapes |= dict(zip(part.outputs, reported, strict=False))
         status, timing = results[-1][0], _total(results) if measured else NO_TIMING
         if status is ErrorStatus.NONE and not shapes:
             return status, (), timing

@@ -350,7 +350,7 @@ class Execution(OneProcess, Closing):
                 )
         limit = self._begin(timeout)
         with contextlib.ExitStack() as running:
-            request, _ = running.enter_context(self._running())
+            request, _ = running.enter_context(self._exchange_arguments())
             run = self._prepared.execute_fenced(request, fences, self._options(limit), duration_ns)
             self._note_outputs(())  # Executions that need the outputs can start now.
             ending = running.pop_all()
@@ -373,7 +373,7 @@ class Execution(OneProcess, Closing):
         if burst.compilation is not self.compilation:
             raise InvalidArgument("the burst belongs to another compilation")
         limit, controller = self._begin(timeout), burst.controller
-        with self._running() as (request, own):
+        with self._exchange_arguments() as (request, own):
             for kind in self._given:
                 for memory in self._device_memories(kind).values():
                     memory._note_burst(controller)
@@ -407,7 +407,7 @@ class Execution(OneProcess, Closing):
         return limit
 
     @contextlib.contextmanager
-    def _running(self) -> Iterator[tuple[Request, Memory | None]]:
+    def _exchange_arguments(self) -> Iterator[tuple[Request, Memory | None]]:
         """Lay out the arguments and copy the inputs; copy the outputs after the ``with`` block.
 
         Yields:
@@ -445,7 +445,7 @@ class Execution(OneProcess, Closing):
             self._has_run, self._is_running = has_run, False
 
     def _compute(self, limit: float | None) -> None:
-        with self._running() as (request, _):
+        with self._exchange_arguments() as (request, _):
             options = self._options(limit)
             self._set_result(self._prepared.execute_synchronously(request, options), limit)
 

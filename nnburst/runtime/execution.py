@@ -260,14 +260,14 @@ class Execution(BoundRequest, Closing):
 
         Raises the same errors as `reset_state`.
         """
-        states, told = self._living_states(), {}
+        states, shapes = self._living_states(), {}
         if states.grown:
             with contextlib.suppress(BadState):  # there was no run since the state was set
                 if (status := self.result[0]) is not ErrorStatus.NONE:
                     raise InvalidArgument(f"the last run ended with {status.name}; set the state with reset_state()")
                 rows = zip(self.compilation.outputs, self.output_shapes, strict=False)
-                told = {node.name: shape.dimensions for node, shape in rows}
-        return self._setup_deadline().call(states.read, self.turn, told)
+                shapes = {node.name: shape.dimensions for node, shape in rows}
+        return self._setup_deadline().call(states.read, self.turn, shapes)
 
     def _living_states(self) -> States:
         """Return the states. Raises `DeadObject` if they are lost because the service has died."""
@@ -314,7 +314,7 @@ class Execution(BoundRequest, Closing):
             ResourceExhausted: The system has no thread for the burst's futures.
             GeneralFailure: The service accepts only one request at a time.
         """
-        with self._limited(timeout):
+        with self._use_timeout(timeout):
             return submit(self)
 
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------

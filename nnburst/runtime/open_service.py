@@ -139,7 +139,7 @@ def connect(
     """
     from ..service.client.connection import connect_to
 
-    def again() -> Backend:
+    def reconnect() -> Backend:
         """Connect, and retry until the caller's deadline: the service may be starting."""
         while True:
             try:
@@ -153,7 +153,7 @@ def connect(
     backend = connect_to(address, timeout=open_timeout, trust_uid=trust_uid)
     trusted = trust_uid if isinstance(trust_uid, int) else tuple(trust_uid)
     elsewhere = f"unix:{os.path.abspath(address[5:])}" if address.startswith("unix:") else address
-    return Service(backend, repr(address), again, shared=(elsewhere, open_timeout, trusted))
+    return Service(backend, repr(address), reconnect, shared=(elsewhere, open_timeout, trusted))
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:

@@ -119,7 +119,7 @@ class InFlightRuns:
         if status == _RESTART:
             flight.may_look = True
         elif status not in (_AGAIN, _BUSY, _NOT_FLYING):
-            self._land(flight.tag, status)
+            self._complete(flight.tag, status)
 
     def withdraw(self, flight: InFlight) -> bool:
         """Withdraw an execution that was not sent. Return False if the execution was sent and will be answered."""
@@ -127,33 +127,33 @@ class InFlightRuns:
             return True
         if lib.nnb_execution_withdraw(flight.request.pointer) < 0:
             return False
-        self._land(flight.tag, -errno.ECANCELED)
+        self._complete(flight.tag, -errno.ECANCELED)
         return True
 
-    def _land(self, tag: int, status: int) -> None:
+    def _complete(self, tag: int, status: int) -> None:
         flight = self._flying.pop(tag, None)
         if flight is not None:
             flight.status = status
             if flight._then is not None:
                 flight._then(flight)
 
-    def _land_all(self) -> None:
+    def _take_answers(self) -> None:
         tag, flying = _AGAIN, self._flying
         while flying and (tag := lib.nnb_client_land(self._endpoint)) >= 0:
             flight = flying.get(tag)
             if flight is not None:
-                self._land(tag, lib.nnb_execution_status(flight.request.pointer))
+                self._complete(tag, lib.nnb_execution_status(flight.request.pointer))
         if tag < 0 and tag not in (_AGAIN, _BUSY):
             for left, flight in list(self._flying.items()):
                 lib.nnb_execution_withdraw(flight.request.pointer)
-                self._land(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
+                self._complete(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
 
     def arm(self) -> bool:
         """Ask the service to make the bell (a socket) readable at the next answer. Return False if none is awaited."""
         while self._flying:
             if lib.nnb_client_arm(self._endpoint) <= 0:  # a negative result means that a waiting thread rings the bell
                 return True
-            self._land_all()
+            self._take_answers()
         return False
 
     def collect(self, watched: int) -> bool:
@@ -163,9 +163,9 @@ class InFlightRuns:
             watched: The copy of the bell's descriptor that the event loop watches.
         """
         lib.nnb_bell_hush(watched)
-        self._land_all()
+        self._take_answers()
         return self.arm()
 
     def close(self) -> None:
-        self._land_all()
+        self._take_answers()
         self._watched.close()

@@ -150,7 +150,7 @@ class BoundRequest(Runnable, OneProcess):
     def execute(self) -> ExecutionResult:
         """Run, and return (status, output shapes, timing) instead of raising an error status."""
         self._conclude(raises=False)
-        return self._explained(self.result)
+        return self._explain(self.result)
 
     def _conclude(self, status: int | None = None, *, raises: bool = True) -> None:
         """Wait for the end of a run; if necessary, repeat the run on another burst. If the run fails, raise its error.
@@ -236,9 +236,9 @@ class BoundRequest(Runnable, OneProcess):
         result = self.result
         if result[0] != status:  # this result belongs to a run by another thread or a signal handler
             result = ErrorStatus(status), (), NO_TIMING
-        check_result(self._explained(result), self._allowed)
+        check_result(self._explain(result), self._allowed)
 
-    def _explained(self, result: ExecutionResult) -> ExecutionResult:
+    def _explain(self, result: ExecutionResult) -> ExecutionResult:
         """Ask the server for the reason of a failed run, and add it to the result."""
         status, shapes, _ = result
         if status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere:
@@ -297,7 +297,7 @@ class BoundRequest(Runnable, OneProcess):
         return MissedDeadline(f"no answer {in_time(self._allowed)}; a late one will be dropped. {_REMEDY}")
 
     @contextlib.contextmanager
-    def _limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
+    def _use_timeout(self, timeout: float | EllipsisType | None) -> Iterator[None]:
         """Set the timeout of runs that start in the ``with`` block; ``...`` stands for the property `timeout`."""
         if timeout is ...:
             yield

@@ -29,7 +29,7 @@ _MOST_FDS = 1 << 18
 
 
 @contextlib.contextmanager
-def _startup_signals() -> Iterator[None]:
+def _handle_startup_signals() -> Iterator[None]:
     """Let SIGTERM and SIGINT raise `SystemExit` during the start, and keep SIGHUP pending.
 
     `SystemExit` releases all resources. A second signal has no effect.
@@ -153,7 +153,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
     help="Write log lines as text or as JSON.",
 )  # fmt: skip
 @click.option("--json", is_flag=True, help="Print the ready line as JSON.")
-@_startup_signals()
+@_handle_startup_signals()
 def serve(
     functions: tuple[str, ...],
     name: str,

@@ -278,12 +278,12 @@ class BoundGraph:
         """Return the result of a run that ended with this status, or raise the run's error; see `Kernel`."""
         if status == -errno.ENOSPC:
             status = self._enlarge()
-        told = None if self._described is None else self._described.result()
-        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and told is not None:
-            raise OutputInsufficientSize("an output needs more room", output_shapes=told[1])
+        result = None if self._described is None else self._described.result()
+        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and result is not None:
+            raise OutputInsufficientSize("an output needs more room", output_shapes=result[1])
         if status:
             raise self._client_error(status, deadline_ns)
-        return told
+        return result
 
     def _enlarge(self) -> int:
         assert self._described is not None

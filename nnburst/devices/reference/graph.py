@@ -87,11 +87,11 @@ class Binding:
         return handed
 
     @contextmanager
-    def for_a_run(self) -> Iterator[None]:
+    def release_after_run(self) -> Iterator[None]:
         """Release, at the end of a ``with`` block, the arrays that were created for results in the block."""
         bound = frozenset(self._taken)
         try:
-            with self.budget.for_a_run():
+            with self.budget.release_after_run():
                 yield
         finally:
             for index in self._taken.keys() - bound:

@@ -83,10 +83,10 @@ class MemoryBudget(WorkingMemory):
         self.scratch = to
 
     @contextmanager
-    def for_a_run(self) -> Iterator[None]:
+    def release_after_run(self) -> Iterator[None]:
         results, scratch = self.results, self.scratch
         try:
-            with super().for_a_run():
+            with super().release_after_run():
                 yield
         finally:
             self.results, self.scratch = results, scratch

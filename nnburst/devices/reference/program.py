@@ -63,7 +63,7 @@ class Program(Binding):
                 self._limits.require_time()
                 self.run_steps(position, steps)
         if not is_bound:
-            with self.for_a_run():
+            with self.release_after_run():
                 self.run(bound, self._limits)
         if self.insufficient:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._shapes())

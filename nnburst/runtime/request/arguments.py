@@ -235,8 +235,8 @@ class Arguments:
         self._nodes = (*compilation.inputs, *compilation.outputs)
         self._inputs = len(compilation.inputs)
         self.sizes, self._known = sizes, self._known_shapes(sizes)
-        told = zip(compilation.outputs, sizes.outputs, strict=True)
-        self._unverified = {node.name for node, shape in told if shape is not None} & rooms.keys()
+        outputs = zip(compilation.outputs, sizes.outputs, strict=True)
+        self._unverified = {node.name for node, shape in outputs if shape is not None} & rooms.keys()
         rows = enumerate(zip(self._nodes, self._known, strict=True))
         room = {name: max(least.get(name, 0), rooms.get(name, 0)) for name in least.keys() | rooms.keys()}
         self._all = [self._argument(i, node, shape, room.get(node.name, 0)) for i, (node, shape) in rows]

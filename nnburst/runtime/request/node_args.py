@@ -51,7 +51,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
             ``seq(map(int64,tensor(float)))``. Empty for an array of numbers. For such a type, `Session` gives the
             shape and dtype of the value; `Compilation` gives those of an array of bytes that encodes the value.
-        said: The shape of the value, if `shape` is the shape of the bytes that encode the value.
+        value_shape: The shape of the value, if `shape` is the shape of the bytes that encode the value.
         is_optional: True for an input with a default, which callers can omit.
     """
 
@@ -63,21 +63,23 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
     zero_point: int = 0
     may_be_empty: bool = False
     holds: str = ""
-    said: OpenShape = None
+    value_shape: OpenShape = None
     bits_of: str = ""
     is_optional: bool = False
 
     @property
     def user_view(self) -> NodeArg:
         """The description for callers. It hides that the values are encoded as bytes."""
-        return replace(self, shape=self.said, dtype=encoded.numpy_type(self.holds), said=None) if self.holds else self
+        if not self.holds:
+            return self
+        return replace(self, shape=self.value_shape, dtype=encoded.numpy_type(self.holds), value_shape=None)
 
     def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the bytes of a value that is not an array of numbers. Raises the same errors as `check`."""
         place = f"input {self.name!r}"
-        made = encoded.from_python(value, self.holds, place)
+        made, shape = encoded.from_python(value, self.holds, place), self.value_shape
         if isinstance(made, encoded.EncodedTensor) and not self.user_view.admits(made.shape):
-            raise InvalidArgument(f"{place} has shape {self.said}, got {made.shape}{_remedy(self.said, made.shape)}")
+            raise InvalidArgument(f"{place} has shape {shape}, got {made.shape}{_remedy(shape, made.shape)}")
         return encoded.write(made)
 
     def decode(self, region: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
@@ -238,7 +240,7 @@ def imported_arguments(
         rows = (replace(each, shape=shape, may_be_empty=True) for each, shape in zip(arguments, shapes, strict=True))
         held = (imported.model.main.operands[i].extra_params for i in indexes)
         return tuple(
-            replace(row, shape=(None,), holds=bytes(text).decode(), said=row.shape) if text else row  # type: ignore[arg-type]
+            replace(row, shape=(None,), holds=bytes(text).decode(), value_shape=row.shape) if text else row  # type: ignore[arg-type]
             for row, text in zip(rows, held, strict=True)
         )
 
@@ -389,7 +391,7 @@ def solve_shapes(
         InvalidArgument: A name is unknown, a shape is missing, or the arguments contradict each other or the model.
     """
     every = (*inputs, *outputs)
-    shapes, said = _split_shapes(every, given)
+    shapes, named_sizes = _split_shapes(every, given)
     for argument in every:
         shape = shapes.get(argument.name)
         if shape is None:
@@ -398,18 +400,17 @@ def solve_shapes(
             raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {shape}")
         argument.is_empty(shape)
         for name, size in zip(argument.shape or (), shape, strict=False):
-            if isinstance(name, str) and said.get(name, size) != size:
-                raise InvalidArgument(f"{argument.name!r} of shape {shape} contradicts {name!r} = {said[name]}")
-    sizes = complete_shapes(inputs, outputs, shapes, said)
+            if isinstance(name, str) and named_sizes.get(name, size) != size:
+                raise InvalidArgument(f"{argument.name!r} of shape {shape} contradicts {name!r} = {named_sizes[name]}")
+    sizes = complete_shapes(inputs, outputs, shapes, named_sizes)
     complete: list[tuple[int, ...] | None] = []
     for argument, shape in zip(inputs, sizes.inputs, strict=True):
         if argument.is_optional and argument.name not in shapes and argument.name not in present:
             complete.append(None)
             continue
-        if shape is None and argument.holds:
-            shape = (encoded.ROOM,)
+        shape = (encoded.ROOM,) if shape is None and argument.holds else shape
         if shape is None:
-            name = next((n for n in argument.shape or () if isinstance(n, str) and n not in said), argument.name)
+            name = next((n for n in argument.shape or () if isinstance(n, str) and n not in named_sizes), argument.name)
             hint = f"bind(shapes={{{name!r}: …}})"
             raise InvalidArgument(f"input {argument.name!r} has open dimensions {argument.shape}; say them with {hint}")
         argument.is_empty(shape)
@@ -421,16 +422,16 @@ def complete_shapes(
     inputs: Sequence[NodeArg],
     outputs: Sequence[NodeArg],
     shapes: Mapping[str, tuple[int, ...]],
-    said: Mapping[str, int] = MappingProxyType({}),
+    named_sizes: Mapping[str, int] = MappingProxyType({}),
     left_out: Container[str] = (),
 ) -> Sizes:
     """Return complete shapes, made from given shapes and the model's shapes; None for an incomplete shape.
 
     Args:
-        said: Sizes by dimension name.
+        named_sizes: Sizes by dimension name.
         left_out: Omitted optional inputs.
     """
-    every, sizes = (*inputs, *outputs), dict[str | None, int | None](said)
+    every, sizes = (*inputs, *outputs), dict[str | None, int | None](named_sizes)
     for argument in every:
         if argument.shape is not None and (shape := shapes.get(argument.name)) is not None:
             for name, size in zip(argument.shape, shape, strict=True):
@@ -451,7 +452,7 @@ def _split_shapes(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     names = {argument.name for argument in arguments}
     dimensions = {
-        size for node in arguments for size in (*(node.shape or ()), *(node.said or ())) if isinstance(size, str)
+        size for node in arguments for size in (*(node.shape or ()), *(node.value_shape or ())) if isinstance(size, str)
     }
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}

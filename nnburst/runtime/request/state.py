@@ -102,15 +102,15 @@ class States:
             self._shapes[name] = state.shape if value is None else value.shape
             state.write(turn, value)
 
-    def read(self, turn: int, told: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    def read(self, turn: int, last_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
         """Return copies of the contents that the next run reads, by input name.
 
         Args:
             turn: Index of the buffers that the next run reads.
-            told: Output shapes of the last run by name; empty if there was no run since the last `write`.
+            last_shapes: Output shapes of the last run by name; empty if there was no run since the last `write`.
         """
         rows = self.all.items()
-        return {name: state.read(turn, told.get(state.source.name, self._shapes[name])) for name, state in rows}
+        return {name: state.read(turn, last_shapes.get(state.source.name, self._shapes[name])) for name, state in rows}
 
     def close(self) -> None:
         for state in self.all.values():
@@ -136,11 +136,11 @@ def check_states(
     if clash:
         raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
     rows = zip(compilation.outputs, sizes.outputs, strict=True)
-    told = (
+    shapes = (
         shape if node.name not in state else None if state[node.name] in grow else inputs[state[node.name]][1]
         for node, shape in rows
     )
-    return replace(sizes, outputs=tuple(told))
+    return replace(sizes, outputs=tuple(shapes))
 
 
 def make_states(

@@ -64,7 +64,7 @@ def _run_groups(
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
-    rest = _Rest(inputs)
+    rest = _Remaining(inputs)
     while (first := rest.first()) is not None:
         try:
             arrays = checked_inputs(nodes, first)
@@ -85,7 +85,7 @@ def _run_groups(
         yield rest.error
 
 
-def _run_one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None) -> Iterator[tuple[Outcome]]:
+def _run_one_by_one(session: Session, ring: Ring, rest: _Remaining, timeout: float | None) -> Iterator[tuple[Outcome]]:
     """Yield the results of equally shaped inputs, each from its own run."""
     nodes = session.compilation.inputs
 
@@ -117,7 +117,7 @@ def _run_one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | 
             yield (outcome,)
 
 
-class _Rest:
+class _Remaining:
     """The remaining inputs of the caller's iterator. An error of the iterator is kept in `error`."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
@@ -176,7 +176,7 @@ class _Batches:
         self._batch = next(iter(shapes.values()))[0]
         self._filled = 0  # number of filled rows in the next batch
 
-    def run(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
+    def run(self, rest: _Remaining) -> Iterator[Iterable[Outcome]]:
         """Yield the results of each batch, until an error that ends the ring."""
         with contextlib.closing(self._ring.run(self._batches(rest))) as flights:
             for (count, rows), execution, error in flights:
@@ -191,7 +191,7 @@ class _Batches:
                     error = failure
                 yield _split(outputs, rows) if error is None else self._run_each(execution, rows, error)
 
-    def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
+    def _batches(self, rest: _Remaining) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
         """Fill batches for `Ring.run`. Yield (run, (number of filled rows, rows)) for each batch.
 
         `run` is False if a batch contains only errors, or if its rows do not fit and the next batch repeats them.

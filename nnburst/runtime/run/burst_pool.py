@@ -160,8 +160,8 @@ class BurstPool:
             return
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
         self.restarts += (restart,)
-        said = "a service died (%s); after %.2f s another one runs its model"
-        warn("nnburst.runtime", said, how.reason, restart.seconds)
+        message = "a service died (%s); after %.2f s another one runs its model"
+        warn("nnburst.runtime", message, how.reason, restart.seconds)
 
     def end_restart(self) -> None:
         """Wait for a running restart, within the time limit for closing."""

@@ -78,7 +78,7 @@ async def run(
         NNBurstError: See `BoundRequest.run`; also `BadState` if the execution is in flight.
     """
     if timeout is not ...:
-        with execution._limited(timeout):
+        with execution._use_timeout(timeout):
             return await run(execution, ..., late)
     loop = current_loop()
     if execution._concluding:
@@ -161,11 +161,11 @@ async def run_in_thread(
 def _abandon(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) -> None:
     once = threading.Lock()
 
-    def landed(flight: InFlight) -> None:
+    def report_end(flight: InFlight) -> None:
         if once.acquire(blocking=False):
             late()
 
-    flight.set_end_listener(landed)
+    flight.set_end_listener(report_end)
     if not flights.withdraw(flight):
         with contextlib.suppress(ResourceExhausted):  # without a thread, only the loop waits
             complete_in_thread(flights, flight)

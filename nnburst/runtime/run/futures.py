@@ -41,7 +41,7 @@ def submit(execution: E) -> Future[E]:
     future.set_running_or_notify_cancel()
     once, due, missed = threading.Lock(), execution._deadline, execution._deadline_error()
 
-    def landed(flight: InFlight) -> None:
+    def complete(flight: InFlight) -> None:
         if not once.acquire(blocking=False):  # another thread was first, or the timeout has passed
             return
         take_back()
@@ -58,7 +58,7 @@ def submit(execution: E) -> Future[E]:
 
     is_limited = due.at_ns and flight.status is None
     take_back = flights.jobs.do(expire, due) if is_limited else lambda: None
-    flight.set_end_listener(landed)
+    flight.set_end_listener(complete)
     return future
 
 

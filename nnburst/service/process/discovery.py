@@ -251,8 +251,7 @@ def _open_removed(path: Path) -> int:
 def _read(fd: int) -> tuple[int, str]:
     """Return the contents of a lock file: the pid of the service, and a line that describes its sandbox."""
     pid, _, text = os.pread(fd, _LONGEST_LOCK, 0).decode(errors="replace").partition("\n")
-    said = "".join(filter(str.isprintable, text))
-    return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
+    return (int(pid), "".join(filter(str.isprintable, text))) if pid.isascii() and pid.isdigit() else (0, "")
 
 
 def check_free(path: Path) -> None:

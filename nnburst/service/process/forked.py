@@ -114,7 +114,7 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
 
 
 def fork(
-    zygote: Zygote, options: ServiceOptions, stderr: int, given: Mapping[str, int], deadline: Deadline
+    zygote: Zygote, options: ServiceOptions, stderr: int, fds: Mapping[str, int], deadline: Deadline
 ) -> tuple[FdSet, Callable[[FdSet], int | None]] | None:
     """Ask the zygote to fork a process. Return None if the caller must start a new interpreter instead.
 
@@ -122,7 +122,7 @@ def fork(
         zygote: The result of `find_zygote`.
         options: Options of the process, without descriptors.
         stderr: Descriptor that becomes stdout and stderr.
-        given: Descriptors for the process, by the names of the options that contain them.
+        fds: Descriptors for the process, by the names of the options that contain them.
         deadline: Time limit for the answer.
 
     Returns:
@@ -137,12 +137,12 @@ def fork(
 
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]  # each thread of a broker has its own mask
-    request = json.dumps({"names": [*given], "options": str(options), "env": own, "blocked": blocked}).encode()
+    request = json.dumps({"names": [*fds], "options": str(options), "env": own, "blocked": blocked}).encode()
     ours, theirs = system(socket.socketpair, *SEQPACKET)
     with ours:
         try:
             with theirs:
-                rights = array("i", [theirs.fileno(), stderr, *given.values()])
+                rights = array("i", [theirs.fileno(), stderr, *fds.values()])
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
                 zygote.control.sendmsg([request], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             if not wait_readable([ours.fileno()], deadline.left()):
@@ -163,8 +163,8 @@ def fork(
 
 def _status(fds: FdSet) -> int | None:
     """Return the exit status, in the form of `subprocess`; None if the zygote does not answer."""
-    _, told = fds.fds
-    return int(text) if wait_readable([told], LEAVING) and (text := os.read(told, 16)) else None
+    _, status_socket = fds.fds
+    return int(text) if wait_readable([status_socket], LEAVING) and (text := os.read(status_socket, 16)) else None
 
 
 def end() -> None:

@@ -41,10 +41,10 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
         while later and not found:
             _load(*later.popitem(), rest=True)
         for pidfd in found & children.keys():
-            pid, told = children.pop(pidfd)
+            pid, status_socket = children.pop(pidfd)
             os.close(pidfd)
-            with told, contextlib.suppress(OSError):  # the client may have ended
-                told.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+            with status_socket, contextlib.suppress(OSError):  # the client may have ended
+                status_socket.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         data, fds, flags = b"", list[int](), 0
         if control.fileno() in found:
             data, fds, flags, _ = socket.recv_fds(control, _LONGEST, _MOST_FDS)
@@ -57,13 +57,13 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
             options = ServiceOptions.read(request["options"])
             forked = _fork(options)
             if forked == 0:
-                for fd in (control.detach(), *children, *(told.detach() for _, told in children.values())):
+                for fd in (control.detach(), *children, *(end.detach() for _, end in children.values())):
                     os.close(fd)
                 return _receive_options(client, request, fds)
             if forked is not None:
-                told = socket.socket(fileno=fds.pop(0))
+                status_socket = socket.socket(fileno=fds.pop(0))
                 os.close(fds.pop())  # this frees a descriptor for the pidfd
-                children[os.pidfd_open(forked)] = forked, told
+                children[os.pidfd_open(forked)] = forked, status_socket
                 later |= dict.fromkeys(options.devices, options.warm)
         for fd in fds:
             os.close(fd)
@@ -82,7 +82,7 @@ def _fork(options: ServiceOptions) -> int | None:
 
 def _receive_options(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOptions:
     """Take the client's descriptors and answer its request. Return the options, with the descriptors."""
-    told, stderr, *named = fds
+    status_fd, stderr, *named = fds
     os.environ.update(request["env"])
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
@@ -90,7 +90,7 @@ def _receive_options(client: int, request: dict[str, Any], fds: list[int]) -> Se
     os.dup2(stderr, 2)
     os.close(stderr)
     pidfd = os.pidfd_open(os.getpid())
-    with socket.socket(fileno=told) as end, contextlib.suppress(OSError):  # the client may have given up
+    with socket.socket(fileno=status_fd) as end, contextlib.suppress(OSError):  # the client may have given up
         socket.send_fds(end, [b"!"], [pidfd])
     os.close(pidfd)
     return ServiceOptions.read(request["options"], client=client, **dict(zip(request["names"], named, strict=True)))
