@@ -121,7 +121,7 @@ def test_options_of_serve_come_from_the_line_then_variables_then_a_file(serve_wi
 def test_file_of_options_of_the_page_is_read_as_printed(serve_with: Callable[..., Any]) -> None:
     (config,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sharing.md").read_text("utf-8"), re.DOTALL)
     got = serve_with(config)
-    assert (got["name"], got["model"], got["batch"]) == ("vision", ("detector=detector.onnx",), ("detector=8",))
+    assert (got["name"], got["model"], got["max_run"]) == ("vision", ("detector=detector.onnx",), 2.5)
 
 
 @pytest.mark.parametrize(
