@@ -57,7 +57,7 @@ def measure() -> list[float]:
         sum(map(memory, folders)) / 1024,
         sum(len(list(folder.glob("task/*"))) for folder in folders),
         sum(len(list(folder.glob("fd/*"))) for folder in folders),
-        wakes(folders) - before - 1,  # without this program's own sleep
+        wakes(folders) - before - 1,  # this program's own sleep does not count
     ]
 
 

@@ -56,7 +56,7 @@ def mobilenet(quantised: bool, size: int = 128) -> tuple[Model, list[Array]]:
             return method(h, (RNG.normal(size=of_filter) * 1.4 / np.sqrt(inputs)).astype(np.float32), **options)
         codes = RNG.integers(1, 256, of_filter).astype(np.uint8)
         filter_ = b.constant(codes, scale=float(1.4 / 73 / np.sqrt(inputs)), zero_point=128)
-        return method(h, filter_, scale=6 / 255, zero_point=0, **options)  # the range of ReLU6
+        return method(h, filter_, scale=6 / 255, zero_point=0, **options)  # this is the range of ReLU6
 
     h = conv(x, 32, 3, 2)
     for out, stride in LAYERS:

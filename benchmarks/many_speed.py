@@ -87,7 +87,7 @@ def many_ratio(path: Path, rounds: int) -> tuple[float, int, int]:
             out.extend(y[i : i + 1] for i in range(len(y)))
         return out
 
-    one_thread = "nnburst-onnxruntime:threads=1"  # as in this process
+    one_thread = "nnburst-onnxruntime:threads=1"  # this process uses one thread, too
     with nnburst.Session(path, device=one_thread) as session, apart(session.service.pid):
 
         def many(batch: int) -> list[np.ndarray]:

@@ -88,7 +88,7 @@ def main() -> None:
         "its second session, with its first run",
     )
     for i, title in enumerate(titles):
-        middle = statistics.median(each[i] for each in rounds[1:])  # without the first round, which writes bytecode
+        middle = statistics.median(each[i] for each in rounds[1:])  # the first round is left out: it writes bytecode
         ratio = statistics.median(each[i] / each[0] for each in rounds[1:])
         lines.append(f"| {title} | {middle:.0f} | {ratio:.2f} |")
     print(*lines, sep="\n")

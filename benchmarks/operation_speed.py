@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one thread on both sides; NumPy reads this at import
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # both sides use one thread; NumPy reads this at import
 
 import numpy as np
 import onnxruntime

@@ -33,7 +33,7 @@ def end_with_parent() -> None:
 def shared_service(*options: str, **process: Any) -> Iterator[str]:
     """Start ``nnburst serve`` with options. Yield its address."""
     with tempfile.TemporaryDirectory(prefix="nnburst-shared-") as directory:
-        os.chmod(directory, 0o755)  # lets other users connect, if the service accepts them
+        os.chmod(directory, 0o755)  # other users can connect, if the service accepts them
         path = Path(directory, "shared.sock")
         command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--json", *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=end_with_parent, **process) as serving:

@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402 - Ray reads its environment as it is imported
 import onnx  # noqa: E402
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # hides warnings of Ray's import
+    warnings.simplefilter("ignore")  # importing Ray causes warnings
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster

@@ -24,7 +24,7 @@ from onnx_speed import mlp
 from turns import in_turns
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # hides warnings of Ray's import
+    warnings.simplefilter("ignore")  # importing Ray causes warnings
     import ray
     from ray import serve
 

@@ -75,9 +75,9 @@ def client(stack: contextlib.ExitStack, uid: int, does: Callable[..., None], *ar
 
 def _program(uid: int, does: Callable[..., None], address: str, *arguments: Any) -> None:
     with nnburst.connect(address, open_timeout=PATIENCE) as service, service.session(working_model()) as session:
-        session.run(None, {"x": np.zeros((_WORK // 8, _WORK), np.float32)})  # imports all modules while it is root
+        session.run(None, {"x": np.zeros((_WORK // 8, _WORK), np.float32)})  # this imports all modules as root
         session.bind().run()
-    os.setsid()  # a session of its own, as the kernel shares the processors among sessions
+    os.setsid()  # it gets its own session, as the kernel shares the processors among sessions
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, 0)  # the saved id is a way back to root, for the client that kills its worker

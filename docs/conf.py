@@ -20,7 +20,7 @@ html_theme = "furo"
 html_title = f"nnburst {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-smartquotes = False  # they make a dash of the two hyphens before an option
+smartquotes = False  # smart quotes turn the two hyphens before an option into a dash
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4
@@ -43,7 +43,7 @@ nitpicky = False
 suppress_warnings = [
     "misc.highlighting_failure",  # a language without colours, such as HAProxy's, is no error
     "toc.not_included",  # pages for maintainers are on a page of their own, not in the sidebar: tests/unit/test_docs.py
-    "ref.python",  # an attribute that is called as a builtin, such as type
+    "ref.python",  # an attribute may be named like a builtin, such as type
 ]
 
 _LONGEST_SIGNATURE = 240

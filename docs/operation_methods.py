@@ -74,7 +74,7 @@ def method(operation: OperationType) -> str:
     parameters = [
         f"{_name(param)}: {_annotation(param)}{default}" for param, default in zip(longest, defaults, strict=True)
     ]
-    if defaults != sorted(defaults, key=bool):  # one that has to be given comes after one that need not be
+    if defaults != sorted(defaults, key=bool):  # a required parameter comes after an optional one
         parameters.insert(defaults.index(next(filter(None, defaults))), "*")
     if single:
         parameters.append("**output: Unpack[Output]")

@@ -51,7 +51,7 @@ def main() -> int:
         parser.error("--width and --starts are at least 1")
     model, answers = build(options.width), []
     with tempfile.TemporaryDirectory(prefix="nnburst-example-") as place:
-        os.environ["NNBURST_STATE_DIR"] = f"{place}/state"  # a real program keeps the default
+        os.environ["NNBURST_STATE_DIR"] = f"{place}/state"  # a real program would keep the default
         for _ in range(options.starts):
             answers.append(start(model, f"{place}/cache", options.width))
     same = all((answer == answers[0]).all() for answer in answers)

@@ -43,14 +43,14 @@ def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, f
         slot = frame % slots
         number = ring.array(np.uint64, (1,), slot * SLOT)
         pixels = ring.array(np.uint8, (SIDE, SIDE), slot * SLOT + HEADER)
-        number[0] = 2 * frame + 1  # odd while the frame is drawn
+        number[0] = 2 * frame + 1  # the number is odd while the frame is drawn
         pixels[...] = noise[frame % 4]
         row, column = divmod(corner_of(frame), 2)
         y, x = row * SIDE // 2 + 8, column * SIDE // 2 + 8
         pixels[y : y + 16, x : x + 16] = 250
         number[0] = 2 * frame + 2
-        if ready.available_to_write or frame == frames - 1:  # if the queue is full, drop all but the last
-            ready.write_blocking(np.array([(slot, frame)], READY), timeout=30)  # wakes the reader
+        if ready.available_to_write or frame == frames - 1:  # a full queue drops all frames but the last
+            ready.write_blocking(np.array([(slot, frame)], READY), timeout=30)  # this wakes the reader
         due += 1 / fps
         time.sleep(max(0.0, due - time.monotonic()))
     ready.close()

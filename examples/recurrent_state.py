@@ -89,7 +89,7 @@ def main() -> int:
                 bound.run()
                 found.append(float(bound.outputs["y"][0, 0]))
             kept = (time.perf_counter() - started) / steps
-            state = bound.get_state()["h_in"]  # copied once, to inspect it
+            state = bound.get_state()["h_in"]  # the state is copied once, to inspect it
 
         state_here = np.zeros((1, units), np.float32)
         started = time.perf_counter()

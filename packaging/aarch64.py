@@ -97,7 +97,7 @@ def make_python(folder: Path) -> Path:
     emulator, system, home = make_emulator(folder), folder / "system", folder / "python"
     if not system.exists():
         unpack(PACKAGES, "arm64", folder / "system.new", whole=True)
-        (folder / "system.new" / "lib").symlink_to("usr/lib")  # as in an installed system
+        (folder / "system.new" / "lib").symlink_to("usr/lib")  # an installed system has this link, too
         (folder / "system.new").rename(system)
     python = home / "bin" / "python"
     packages = home / "lib" / f"python{VERSION}" / "site-packages"

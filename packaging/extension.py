@@ -206,7 +206,7 @@ def make_builder(root: str) -> FFI:
         py_limited_api=limited,
         extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
         extra_link_args=["-pthread"],
-        libraries=["rt"],  # contains the timer functions before glibc 2.34
+        libraries=["rt"],  # this library has the timer functions before glibc 2.34
     )
     return builder
 
@@ -226,7 +226,7 @@ def build_in_place() -> Path:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=CORE) as scratch:
         built = make_builder(str(ROOT)).compile(tmpdir=scratch, target=f"_nnburst{suffix}")
         target = CORE / f"_nnburst{suffix}"
-        os.replace(built, target)  # a new file, so that processes keep their mappings of the old one
+        os.replace(built, target)  # the file is new, so that processes keep their mappings of the old one
     return target
 
 

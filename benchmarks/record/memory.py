@@ -234,7 +234,7 @@ def _open_slot(later: bool) -> Iterator[Subject]:
         now, times = time.perf_counter_ns, np.empty(count, np.int64)
         for i in range(count):
             with Memory.ashmem(2 * _SLOT) as memory:
-                memory.array(np.uint8, (2 * _SLOT,))[...] = 0  # allocates its pages
+                memory.array(np.uint8, (2 * _SLOT,))[...] = 0  # writing allocates its pages
                 run = burst.bind(Request(arguments[0], arguments[1], (memory,))).run
                 if later:
                     run()

@@ -27,7 +27,7 @@ def _busy_seconds(cpus: Collection[int]) -> float:
     """
     names = {f"cpu{cpu}" for cpu in cpus}
     rows = map(str.split, Path("/proc/stat").read_text(encoding="ascii").splitlines())
-    ticks = (sum(map(int, (*row[1:4], *row[6:9]))) for row in rows if row[0] in names)  # not idle, not iowait
+    ticks = (sum(map(int, (*row[1:4], *row[6:9]))) for row in rows if row[0] in names)  # idle and iowait do not count
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 

@@ -54,7 +54,7 @@ def _open(link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], 
         answer = call()
         if isinstance(answer, bytes) and answer != MESSAGE:
             raise RuntimeError(f"its answer is {answer!r}, not what it was sent")
-        stack.callback(process.unpark)  # before the client closes, which may need an answer
+        stack.callback(process.unpark)  # the client closes after this, as it may need an answer
         yield process.subject(call)
 
 
@@ -106,10 +106,10 @@ def _spun_socket_server(sock: socket.socket) -> Generator[None, None, None]:
 
 # ---- a word of shared memory that both sides look at: 32 bytes behind a number, each way
 #
-# A lower bound, which no program should use: nothing is checked, no process is woken, no death is noticed, and number
-# and bytes arrive in order only on processors that keep stores in order (x86).
+# This is a lower bound, which no program should use: nothing is checked, no process is woken, no death is noticed, and
+# number and bytes arrive in order only on processors that keep stores in order (x86).
 
-_THERE, _BACK = slice(8, 8 + len(MESSAGE)), slice(72, 72 + len(MESSAGE))  # behind word 0 and word 8, on a line each
+_THERE, _BACK = slice(8, 8 + len(MESSAGE)), slice(72, 72 + len(MESSAGE))  # they follow words 0 and 8, on a line each
 
 
 def _word_link(directory: str) -> tuple[Any, Any]:

@@ -58,7 +58,7 @@ class ServerProcess:
         def sample(count: int) -> Samples:
             self.unpark()
             try:
-                timed(call, 1)  # wakes it
+                timed(call, 1)  # this wakes the server
                 return timed(call, count)
             finally:
                 self.park()

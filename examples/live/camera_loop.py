@@ -36,7 +36,7 @@ def shape_network() -> bytes:
 
     across = np.zeros((11, 11), np.float32)
     across[5] = 1
-    bars = np.stack([across, across.T])[:, None] / 11  # one number per pixel: the part of a bar around it
+    bars = np.stack([across, across.T])[:, None] / 11  # each pixel gets one number: the part of a bar around it
     weights = {
         "bars": bars,
         # scores from (best horizontal bar, best vertical bar): each class has its own corner of that square

@@ -28,7 +28,7 @@ import nnburst
 from nnburst import Memory, OperandType
 from nnburst.memory import FORMATS, ImageLayout
 
-WIDTH, HEIGHT, BYTES_PER_LINE = 160, 120, 192  # the answer of VIDIOC_S_FMT
+WIDTH, HEIGHT, BYTES_PER_LINE = 160, 120, 192  # VIDIOC_S_FMT answers these
 SIZE = BYTES_PER_LINE * HEIGHT * 3 // 2
 TURN = struct.Struct("<II")  # (buffer, sequence) for DQBUF and QBUF, which ignores the sequence
 COLOURS = ((90, 240), (54, 34), (240, 110), (128, 128))  # U and V of red, green, blue and grey
@@ -64,7 +64,7 @@ def camera(wire: socket.socket, buffers: int, frames: int, fps: float) -> None:
                     due = time.monotonic()
             due += 1 / fps
             if not queued:
-                continue  # lost
+                continue  # the frame is lost
             index = queued.pop(0)
             corner, colour = scene_of(sequence)
             ring[index].begin_access(write=True)  # the CPU plays the part of the hardware
@@ -75,7 +75,7 @@ def camera(wire: socket.socket, buffers: int, frames: int, fps: float) -> None:
             chroma[:] = COLOURS[colour]
             ring[index].end_access(write=True)
             wire.sendall(TURN.pack(index, sequence))
-        wire.shutdown(socket.SHUT_WR)  # after the last frame
+        wire.shutdown(socket.SHUT_WR)  # the last frame was sent
         while wire.recv(TURN.size):
             pass
 
@@ -102,7 +102,7 @@ def watch(service: nnburst.Service, wire: socket.socket, buffers: int, width: in
     micros = []
     with contextlib.ExitStack() as stack:
         for fd in fds:
-            stack.enter_context(open(fd, "rb", buffering=0))  # closes the descriptor at the end
+            stack.enter_context(open(fd, "rb", buffering=0))  # this closes the descriptor at the end
         session = stack.enter_context(service.session(build(width)))
         bound = []
         for fd in fds:
@@ -149,7 +149,7 @@ def main() -> int:
         try:
             verdict = watch(service, ours, options.buffers, WIDTH if options.copy else BYTES_PER_LINE)
         finally:
-            ours.close()  # ends a camera that is still filming
+            ours.close()  # this ends a camera that is still filming
             process.join(5)
             if process.is_alive():
                 process.kill()

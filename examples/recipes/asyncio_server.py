@@ -28,7 +28,7 @@ async def serve(session: nnburst.Session, reader: asyncio.StreamReader, writer: 
     except (asyncio.IncompleteReadError, ConnectionError):
         pass  # the client has disconnected, or the service has died: `DeadObject` is a ConnectionError, too
     finally:
-        writer.close()  # even if a run fails, so that the client notices
+        writer.close()  # the client notices if a run fails
 
 
 async def client(path: str, image: np.ndarray) -> bool:
@@ -43,7 +43,7 @@ async def client(path: str, image: np.ndarray) -> bool:
 
 
 async def main() -> int:
-    path = f"\0recipe-{id(asyncio)}"  # an abstract socket, which needs no file
+    path = f"\0recipe-{id(asyncio)}"  # an abstract socket needs no file
     with nnburst.Session(MODEL) as session:
         server = await asyncio.start_unix_server(lambda r, w: serve(session, r, w), path)
         async with server:

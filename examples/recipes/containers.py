@@ -50,8 +50,8 @@ def main() -> int:
             print(service.stdout.readline().strip())
             again = [sys.executable, __file__, "--address", f"unix:{shared}/vision.sock"]
             status = subprocess.run([*CONTAINER, *again], check=False).returncode
-            service.kill()  # kills the container; the service gets SIGTERM
-            service.stdout.read()  # returns when the service has ended
+            service.kill()  # this kills the container; the service gets SIGTERM
+            service.stdout.read()  # this returns when the service has ended
     return status
 
 

@@ -34,11 +34,11 @@ def main() -> int:
                         service.kill()  # nothing else can end it, and only its own work is lost
 
         answers = [answer()]
-        os.kill(service.pid, signal.SIGKILL)  # like the kernel of a machine without free memory
+        os.kill(service.pid, signal.SIGKILL)  # the kernel of a machine without free memory does this
         while service.alive:  # the signal may arrive after one more answer
             time.sleep(0.001)
         answers.append(answer())  # a run that the death interrupts is repeated once
-        os.kill(service.pid, signal.SIGSTOP)  # like a model that never returns
+        os.kill(service.pid, signal.SIGSTOP)  # a model that never returns looks like this
         while "State:\tT" not in Path(f"/proc/{service.pid}/status").read_text():
             time.sleep(0.001)
         answers.append(answer())

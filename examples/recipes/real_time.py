@@ -49,8 +49,8 @@ def main() -> int:
             try:
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
             except PermissionError:
-                pass  # already printed above
-            gc.disable()  # no garbage collection within a step
+                pass  # `launch` has printed it already
+            gc.disable()  # garbage collection would delay a step
             scores = step.outputs["scores"].copy()
             due = time.monotonic()
             for picture in pictures:

@@ -39,7 +39,7 @@ class Standby:
             return session.run(None, inputs)
         except nnburst.DeadObject:
             with self._changing:
-                if self.in_use is session:  # the first request that notices this death
+                if self.in_use is session:  # this request is the first to notice this death
                     self.in_use, self._next = self._next.result(), self._opening.submit(self._open)
             return self.in_use.run(None, inputs)
 

@@ -45,6 +45,6 @@ def test_late_answer_is_none(nnburst_leaves_nothing: None, nnburst_service: nnbu
     with ThreadPoolExecutor(1) as pool, inject(nnburst_service, freeze="call") as hang:
         scores = pool.submit(classifier.scores, image)
         hang.wait()
-        FakeClock().advance(60)  # a minute that the test does not wait for
+        FakeClock().advance(60)  # the test does not wait for this minute
         assert not scores.result().any()
     assert right(image, classifier.scores(image))

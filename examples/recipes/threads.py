@@ -20,7 +20,7 @@ def main() -> int:
     with nnburst.Session(MODEL, concurrency=4) as session:  # 4 calls run at the same time; more calls wait in order
 
         def classify(i: int) -> bool:
-            (scores,) = session.run(None, {"image": pictures[i : i + 1]})  # a new array for this call
+            (scores,) = session.run(None, {"image": pictures[i : i + 1]})  # each call gets a new array
             return right(pictures[i], scores)
 
         with ThreadPoolExecutor(THREADS) as pool:

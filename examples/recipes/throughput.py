@@ -26,10 +26,10 @@ def main() -> int:
     pictures = images(options.inputs)
 
     def inputs() -> Iterator[dict[str, np.ndarray]]:
-        for picture in pictures:  # read or made on demand: only a few batches are in memory at a time
+        for picture in pictures:  # pictures come on demand: only a few batches are in memory at a time
             yield {"image": picture[None]}
 
-    with nnburst.Session(model(0)) as session:  # 0 for any number of images
+    with nnburst.Session(model(0)) as session:  # 0 allows any number of images
         started = time.perf_counter()
         one_by_one = [session.run(None, each)[0] for each in inputs()]
         alone = time.perf_counter() - started

@@ -158,7 +158,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([".", str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
-        os.environ["NNBURST_RUNTIME_DIR"] = directory  # the directory of services' names
+        os.environ["NNBURST_RUNTIME_DIR"] = directory  # this directory has the services' names
         save("detector.onnx", options.memory)
         if not all(map(importlib.util.find_spec, PACKAGES[options.app])):
             sys.exit(f"this example needs: pip install {' '.join(PACKAGES[options.app])}")
@@ -166,7 +166,7 @@ def main() -> int:
             with serving() as service:
                 server, ask = stack.enter_context(working(options.app))
                 is_right = all_answer(server, service.pid, ask)
-            with serving() as service:  # a new service of the same name: the workers continue
+            with serving() as service:  # the workers continue with a new service of the same name
                 is_right &= all_answer(server, service.pid, ask)
                 shared = mebibytes(service.pid, server.pid)
         print(f"{WORKERS} workers of {options.app} on one service: {shared} MiB")
