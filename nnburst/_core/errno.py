@@ -69,7 +69,7 @@ returns the hint if an exception, or one of its causes, has a type in `refused`.
 def refusal(error: BaseException) -> str:
     """Return a hint if this process's sandbox may have caused an exception, else an empty string."""
     cause: BaseException | None = error
-    for _ in range(8):  # The loop has an end, because `raise error from error` makes a circle.
+    for _ in range(8):  # `raise error from error` makes a circle, so the loop has a limit.
         if this_process.refusals and isinstance(cause, this_process.refused):
             return f": {this_process.refusals}"
         cause = cause and (cause.__cause__ or cause.__context__)

@@ -139,7 +139,7 @@ def _check_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
         data.tobytes().decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"a string is no UTF-8 ({error})") from None
-    return replace(tensor, data=data, offsets=offsets)  # As NULs separate them, all strings are valid UTF-8.
+    return replace(tensor, data=data, offsets=offsets)  # NULs separate the strings, so each is valid UTF-8.
 
 
 # ---- Python's values ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MEMORY_NAME = "nnburst-watch"
 MAGIC = b"nnbwatch"
-_F_SEAL_FUTURE_WRITE = 0x10  # `fcntl` has the name since Python 3.13
+_F_SEAL_FUTURE_WRITE = 0x10  # `fcntl` has the name from Python 3.13 on
 _F_SEAL_SEAL = 0x1
 MOST_ROWS = 2048
 """Maximum number of rows of a statistics page: enough for all bursts and models of two users."""

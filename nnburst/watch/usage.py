@@ -32,7 +32,8 @@ def usage_of(pid: int) -> Usage | None:
     try:
         with open(f"{directory}/statm", "rb") as statm:
             pages = int(statm.read().split()[_DATA])
-        fds = os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd"))  # Linux 6.2 counts in st_size
+        # From Linux 6.2 on, `st_size` is the number of descriptors.
+        fds = os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd"))
         threads = os.stat(f"{directory}/task").st_nlink - 2
         return Usage(
             pages * os.sysconf("SC_PAGE_SIZE"), threads, fds, time.clock_gettime_ns(~pid << 3 | _CLOCK_OF_PROCESS)

@@ -112,7 +112,7 @@ class ServerEnd:
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> ExecutionResult | None:
         """Conclude a C kernel's run that failed, or whose plan was dropped during the run."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
-        kernel = self._plans[self._base + plan_id]  # this reference keeps the kernel when C releases it
+        kernel = self._plans[self._base + plan_id]  # this reference keeps the kernel alive when C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):
             kernel = self._leaving.pop()
         conclude: Callable[[int, int], ExecutionResult | None] | None = getattr(kernel, "conclude", None)

@@ -80,7 +80,7 @@ def add_guards(proto: Any) -> None:
 
 def _infer_shapes(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
     """Return the shapes, keyed by name, that follow from inputs and weights; empty if the inference fails."""
-    functions = {function.name for function in proto.functions}  # These names count in every domain.
+    functions = {function.name for function in proto.functions}  # Nodes of all domains are compared with them.
     skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = skeleton.graph
     graph.name = "graph"

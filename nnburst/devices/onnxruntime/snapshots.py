@@ -52,7 +52,7 @@ def must_copy(element: ElementType) -> bool:
 
 def exposed_arguments(proto: Any) -> frozenset[str]:
     """Return the names of inputs and outputs that must be copied because of the graph's operators."""
-    functions = {function.name for function in proto.functions}  # These names count in every domain.
+    functions = {function.name for function in proto.functions}  # Nodes of all domains are compared with them.
     fixed = constants(proto) | {""}.union(*(node.output for node in proto.graph.node if node.op_type == "Constant"))
 
     def is_harmless(node: Any) -> bool:

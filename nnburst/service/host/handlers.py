@@ -490,7 +490,7 @@ def on_execute_fenced(
 ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
     """Launch an execution that waits for fences. No thread that serves calls waits for them."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
-        running = undo.enter_context(contextlib.ExitStack())  # resources of the execution until its end
+        running = undo.enter_context(contextlib.ExitStack())  # it keeps the execution's resources until its end
         model = running.enter_context(client.objects.lease(message.prepared_model, HostedModel))
         request = client.request(running, message.request, fds)
         wait_for = [fences.enter_context(Fence(fd)) for fd in fds.fds[: message.fences]]

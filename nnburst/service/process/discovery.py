@@ -41,7 +41,7 @@ _LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
 _LONGEST_OPTION = 1024
 """Maximum size in bytes of a socket option that Python can read."""
-_SO_PEERPIDFD = 77  # Linux has it since version 6.5
+_SO_PEERPIDFD = 77  # Linux has it from version 6.5 on
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock with a 64-bit off_t
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
