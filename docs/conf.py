@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,16 @@ _LONGEST_SIGNATURE = 240
 
 
 def setup(app: Any) -> None:
-    """Leave out the long signature of a class with many fields. The page lists the fields below the class."""
-    app.connect(
-        "autodoc-process-signature",
-        lambda app, what, name, thing, options, signature, returned: (
-            ("", "") if what == "class" and len(signature or "") > _LONGEST_SIGNATURE else None
-        ),
-    )
+    """Make signatures short: the page shows what users give.
+
+    A class has no signature if a function makes it (its `__init__` says "Use `create` instead."), or if it has many
+    fields, which the page lists below the class. Keywords with an underscore are left out.
+    """
+
+    def shorten(app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: Any) -> Any:
+        is_made = what == "class" and (thing.__init__.__doc__ or "").startswith("Use `")
+        if is_made or (what == "class" and len(signature or "") > _LONGEST_SIGNATURE):
+            return "", ""
+        return re.sub(r", _\w+=.*\)", ")", signature or "") or None, returned
+
+    app.connect("autodoc-process-signature", shorten)

@@ -17,12 +17,15 @@ class Event:
     ends. In the service, other executions can wait for the event (see `Execution.start_compute_with_dependencies`).
     Only `wait` copies outputs to the caller's arrays and raises the execution's error.
 
-    Args:
+    Attributes:
         fence: Fence that is signalled at the end, with an error if the execution failed. The event owns the fence.
-        settle: Function that raises the execution's error, if any. `wait` calls it once, after the execution has ended.
     """
 
     def __init__(self, fence: Fence, settle: Callable[[], None]) -> None:
+        """Use `Execution.start_compute` or `Event.from_fd` instead.
+
+        `wait` calls `settle` once, after the end. `settle` raises the execution's error, if any.
+        """
         self.fence = fence
         self._settle = settle
         self._settled = False

@@ -377,9 +377,9 @@ class Session(OneProcess, Closing):
                 memory=memory,
                 steps=steps,
                 timeout=self._timeout if timeout is ... else timeout,
-                rooms=self._runs.rooms,
-                keep=self,
-                pool=self._pool,
+                _rooms=self._runs.rooms,
+                _keep=self,
+                _pool=self._pool,
             )
 
         return self._open_deadline().call(bound)
@@ -449,7 +449,7 @@ class Session(OneProcess, Closing):
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:
             least = self._runs.least if small is None else small.current._arguments.room_for(sizes)
-            return [burst.bind(shapes=shapes, timeout=timeout, rooms=rooms, least=least) for _ in range(depth)]
+            return [burst.bind(shapes=shapes, timeout=timeout, _rooms=rooms, _least=least) for _ in range(depth)]
 
         key = depth, sizes.form, timeout, tuple(rooms.items())
         return self._pool.lend_ring(key, sizes, make, self._open_deadline())

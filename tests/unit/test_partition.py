@@ -267,7 +267,7 @@ def test_outputs_with_open_dimensions_of_the_last_part_are_reported() -> None:
     x = b.input("x", T.TENSOR_FLOAT32, (2, 3))
     b.output("y", b.tanh(b.neg(x), dimensions=(0, 3)))
     with compiled(b.build(), [Only("test-neg", O.NEG), Only("test-tanh", O.TANH)]) as compilation:
-        with Burst(compilation) as burst, burst.bind(rooms={"y": 8}) as small:
+        with Burst(compilation) as burst, burst.bind(_rooms={"y": 8}) as small:
             with pytest.raises(nnburst.OutputInsufficientSize) as caught:
                 small.run()
             assert caught.value.output_shapes[0].dimensions == (2, 3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._core.errno import as_int
 from ..._core.leaving import Closing, OneProcess
 from ...burst.client.controller import ExecutionBurstController
 from ...burst.stats import BurstStats
@@ -100,10 +100,12 @@ class Burst(OneProcess, Closing):
         memory: Mapping[str, Memory | np.ndarray[Any, np.dtype[Any]]] | None = None,
         steps: int | None = None,
         timeout: float | None = None,
-        rooms: Mapping[str, int] | None = None,
-        least: Mapping[str, int] | None = None,
-        keep: object = None,
-        pool: BurstPool | None = None,
+        # For sessions: bytes of outputs of unknown shape, least bytes of arguments of known shapes, an object that the
+        # execution keeps alive, and the source of another burst when this one is busy.
+        _rooms: Mapping[str, int] = MappingProxyType({}),
+        _least: Mapping[str, int] = MappingProxyType({}),
+        _keep: object = None,
+        _pool: BurstPool | None = None,
     ) -> Execution:
         """Return an execution with its own shared input and output arrays.
 
@@ -128,10 +130,6 @@ class Burst(OneProcess, Closing):
                 the step, and the state is as before the run. The timeout applies to the whole run, and is checked
                 between steps.
             timeout: Longest duration of a run in seconds; None for no limit, 0 to accept only an immediate answer.
-            rooms: Bytes for outputs of unknown shape, by name; default 4096. A given shape takes precedence.
-            least: Minimum bytes of arguments of known shapes, by name.
-            keep: An object that the execution keeps alive.
-            pool: Source of another burst when this one is busy; None to refuse the run.
 
         Raises:
             InvalidArgument: A shape is missing or contradicts the model; output and input of a state differ; a view is
@@ -139,8 +137,8 @@ class Burst(OneProcess, Closing):
             GeneralFailure: The device does not support steps, or cannot keep state: copy the state with `Session.run`.
             BadState: The burst is closed.
         """
-        by_name = {"state": state, "shapes": shapes, "room": room, "memory": memory, "rooms": rooms}
-        for name, value in (*by_name.items(), ("initial_state", initial_state)):
+        by_name = {"state": state, "shapes": shapes, "room": room, "memory": memory, "initial_state": initial_state}
+        for name, value in by_name.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
         if initial_state is not None and not state:
@@ -153,21 +151,21 @@ class Burst(OneProcess, Closing):
         grow = [name for name in room or {} if name in targets]
         if room is not None and len(room) > len(grow):
             largest = solve_arguments(compilation, given_shapes(room, buffers, steps), buffers, state or {}, grow)
-            least = nbytes_by_name(compilation, largest, steps or 1)
+            _least = nbytes_by_name(compilation, largest, steps or 1)
             if shapes is None:
                 shapes = {name: size for name, size in room.items() if name not in (*self._outputs, *grow)}
         values = {name: np.shape(value) for name, value in (initial_state or {}).items() if name in grow}
         given = given_shapes({**values, **(shapes or {})}, buffers, steps)
         sizes = solve_arguments(compilation, given, buffers, state or {}, grow)
-        rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
+        rooms = {name: nbytes for name, nbytes in _rooms.items() if name not in given}
         rows = zip(compilation.inputs, sizes.inputs, strict=True)
         known = {node.name: shape for node, shape in rows if shape is not None}
         states = States(make_states(compilation, state or {}, known, grow))
         execution = None
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, rooms, steps)
-            arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped, least or {})
-            execution = Execution(self, arguments, pool=pool, timeout=timeout, measure=measure, keep=keep)
+            arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped, _least)
+            execution = Execution(self, arguments, pool=_pool, timeout=timeout, measure=measure, keep=_keep)
             if states.all:
                 execution._reset_state(initial_state)
         except BaseException:
@@ -207,10 +205,3 @@ class Burst(OneProcess, Closing):
         finally:
             if self._recording is not None:
                 self._recording.finish()
-
-
-def _room(name: str, nbytes: object) -> int:
-    room = as_int(nbytes, f"the room of output {name!r}", " of bytes")
-    if room < 0:
-        raise InvalidArgument(f"the room of output {name!r} is {room}; give a whole number of bytes from 0")
-    return room

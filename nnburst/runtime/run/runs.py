@@ -189,9 +189,9 @@ class Runs:
         execution = self._pool.get_free_burst().bind(
             shapes={name: array.shape for name, array in arrays.items()},
             timeout=self._timeout,
-            rooms=self.rooms,
-            least=least,
-            pool=self._pool,
+            _rooms=self.rooms,
+            _least=least,
+            _pool=self._pool,
         )
         # The C library returns freed pages to the kernel, so each run would have page faults for its outputs. Freeing
         # this block makes the C library keep up to twice as much.
