@@ -111,7 +111,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Find an element type, even one that only sequences, maps and optionals may contain. Raises `GeneralFailure`."""
+    """Find an element type by number or name. Raises `GeneralFailure`, with `place`, for an unknown `key`."""
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")

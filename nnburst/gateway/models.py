@@ -284,7 +284,7 @@ class Models:
         return True
 
     async def load(self, name: str, parameters: Collection[str]) -> dict[str, Any]:
-        """Reload all versions of a model, like `change`. Raises `InvalidArgument` if there are parameters."""
+        """Reload all versions of a model (see `change`). Raises `InvalidArgument` if there are parameters."""
         if parameters:
             raise InvalidArgument(f"a model is loaded as it is, not with {sorted(parameters)}")
         return await self.change(name, unload=False)

@@ -68,7 +68,7 @@ class MemoryMapping:
 
     @property
     def faults(self) -> int:
-        """Number of accesses to pages that the file has lost, if the mapping is guarded against SIGBUS; else 0."""
+        """Number of accesses to pages beyond the end of a truncated file; always 0 without a guard against SIGBUS."""
         return lib.nnb_map_faults(self._mapping)
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -17,7 +17,7 @@ _given: list[PoolFactory] = []
 def provide_pools(factory: PoolFactory) -> None:
     """Set the function that makes pools for large constants.
 
-    The import of `nnburst` calls this function. So `nnburst.model` needs neither the C core nor shared memory.
+    The import of `nnburst` calls `provide_pools`. So `nnburst.model` needs neither the C core nor shared memory.
     """
     _given[:] = [factory]
 

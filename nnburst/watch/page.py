@@ -69,7 +69,7 @@ class Row:
                 lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
 
     def mark_left(self) -> None:
-        """Record that the client awaits no more answers. This row of the client stays open until its last run ends."""
+        """Record that the client awaits no more answers. The row stays in use until the client's last run ends."""
         page = self._page
         if page is not None:
             with page.lock:

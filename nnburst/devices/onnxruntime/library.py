@@ -21,7 +21,7 @@ _INSTALL = "install them with pip install 'nnburst[onnx]'"
 
 @cache
 def require_extra() -> None:
-    """Raise `DeviceUnavailable` if a library is not installed. Imports no library."""
+    """Raise `DeviceUnavailable` if ``onnx`` or ``onnxruntime`` is not installed. Imports neither."""
     missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if missing:
         raise DeviceUnavailable(f"the device nnburst-onnxruntime needs {' and '.join(missing)}; {_INSTALL}")

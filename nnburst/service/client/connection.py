@@ -61,7 +61,7 @@ def _end_all() -> None:
 
 
 class _Apart:
-    """The connection for models that the client sends to the service, rather than names.
+    """The connection over which a client sends its own models. Models that the service names use another connection.
 
     The first use opens the connection. If that connection has ended, the next use opens another.
 
