@@ -153,7 +153,7 @@ class OpenedModel:
 
 
 class Models:
-    """The named models of a service, for the event loop's thread only. Calls that block run in other threads.
+    """The named models of a service, for the event loop's thread only. Other threads make the calls that block.
 
     Args:
         address: The service's address, as for `nnburst.connect`.

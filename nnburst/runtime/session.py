@@ -357,7 +357,7 @@ class Session(OneProcess, Closing):
         steps: int | None = None,
         timeout: float | EllipsisType | None = ...,
     ) -> Execution:
-        """Return an execution with its own shared input and output arrays, for one step or several.
+        """Return an execution with its own shared input and output arrays.
 
         The execution keeps the session alive. Each run overwrites the last run's outputs. Only one thread at a time may
         run an execution; other threads get `BadState`. Executions do not wait for each other: if the burst is busy, an

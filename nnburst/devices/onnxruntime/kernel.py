@@ -44,8 +44,8 @@ class _Output(NamedTuple):
     """An output of a request.
 
     Attributes:
-        is_open: True if only a run finds the size, so that ONNX Runtime allocates the output, which is then copied.
-            False if ONNX Runtime writes the output in place.
+        is_open: True if the size becomes known during the run. ONNX Runtime then allocates the output, which is
+            copied afterwards. False if ONNX Runtime writes the output in place.
     """
 
     position: int

@@ -1,4 +1,4 @@
-"""Parts that rows of several families share."""
+"""The operation table, part: functions that the other modules of this package share."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class _Batches:
             yield False, (self._filled, rows)
 
     def _copy(self, arrays: Inputs) -> int | None:
-        """Copy an input into the batch, unless it has more rows than the batch has left.
+        """Copy one item's inputs into the batch, unless they have more rows than the batch has room for.
 
         Returns:
             The input's number of rows, even if it was not copied; None if its rows have another shape than the

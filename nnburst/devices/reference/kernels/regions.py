@@ -126,7 +126,7 @@ def _top(picture: Array, row: int, column: int) -> tuple[float, float, float]:
     last = len(picture) - 1
 
     def around(centre: int) -> list[int]:
-        """Return the positions of neighbours, mirrored at the border."""
+        """Return the positions of a pixel's neighbours along an axis, mirrored at the image's border."""
         return [centre - 1 if centre else 1, centre, centre + 1 if centre < last else last - 1]
 
     g = picture[np.ix_(around(row), around(column))]
