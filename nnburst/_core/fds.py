@@ -63,8 +63,8 @@ class FdSet:
 
     def __init__(self, fds: Iterable[int] = ()) -> None:
         self.closed = False
-        given = list(fds)
-        self._owned: list[Any] = list(_own(_flags(given), given))
+        numbers = list(fds)
+        self._owned: list[Any] = list(_own(_flags(numbers), numbers))
 
     @classmethod
     def create(cls, call: Callable[..., int], *args: Any) -> Self:
@@ -82,8 +82,8 @@ class FdSet:
     @classmethod
     def duplicate(cls, fds: Iterable[int]) -> Self:
         """Return a set of duplicates; the caller still owns the originals."""
-        copies, given = cls(), tuple(fds)
-        for fd in given:  # Check all before the first copy: a copy could get the number of a closed descriptor.
+        copies, numbers = cls(), tuple(fds)
+        for fd in numbers:  # Check all before the first copy: a copy could get the number of a closed descriptor.
             if not isinstance(fd, int) or fd < 0:
                 raise InvalidArgument(f"{fd!r} is not a file descriptor")
             try:
@@ -91,11 +91,11 @@ class FdSet:
             except (OSError, OverflowError) as error:
                 raise InvalidArgument(f"file descriptor {fd} is not open") from error
         try:
-            copies._owned.extend(_own(_flags(given), map(os.dup, given)))  # An interrupt cannot divide this step.
+            copies._owned.extend(_own(_flags(numbers), map(os.dup, numbers)))  # An interrupt cannot divide this step.
         except OSError as error:
             copies.close()
             raise ResourceExhausted(
-                f"cannot duplicate {len(given)} file descriptors: {meaning(error.errno or 0)}"
+                f"cannot duplicate {len(numbers)} file descriptors: {meaning(error.errno or 0)}"
             ) from error
         return copies
 
@@ -123,11 +123,11 @@ class FdSet:
 
     def disown(self, which: slice) -> tuple[int, ...]:
         """Return the selected descriptors, which the caller then owns."""
-        taken = self._owned[which]
+        selected = self._owned[which]
         del self._owned[which]
-        for owned in taken:
+        for owned in selected:
             ffi.gc(owned, None)
-        return tuple(map(_number, taken))
+        return tuple(map(_number, selected))
 
     def close(self) -> None:
         self.closed = True

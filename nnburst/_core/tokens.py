@@ -59,8 +59,8 @@ class Tokens:
         if self._tokens is None:
             return True
         scheme, _, token = (header or "").partition(" ")
-        shown = token.strip().encode(errors="replace")
-        found = [hmac.compare_digest(shown, known) for known in self._tokens.values()]
+        candidate = token.strip().encode(errors="replace")
+        found = [hmac.compare_digest(candidate, known) for known in self._tokens.values()]
         return scheme.lower() == "bearer" and any(found)
 
 

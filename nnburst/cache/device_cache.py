@@ -130,8 +130,8 @@ class DeviceCache:
         self._check(fds)
         files = [
             (kind, i, memoryview(payload).cast("B") if len(payload) else memoryview(b""), fd)
-            for kind, blobs, given in zip((_MODEL, _DATA), payloads, fds, strict=True)
-            for i, (payload, fd) in enumerate(zip(blobs, given, strict=True))
+            for kind, blobs, own_fds in zip((_MODEL, _DATA), payloads, fds, strict=True)
+            for i, (payload, fd) in enumerate(zip(blobs, own_fds, strict=True))
         ]
         for _, _, _, fd in files:
             check_fd(fd)
@@ -234,7 +234,7 @@ class DeviceCache:
         """Check that all headers come from the same save, for this entry, device and build."""
         first = headers[0]
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
-        said = ("not encrypted", "encrypted")
+        states = ("not encrypted", "encrypted")
         for header, place in zip(headers, places, strict=True):
             rules = (
                 (header.cache_key == cache_key, CacheReason.OTHER_ENTRY, "a file belongs to another entry"),
@@ -245,7 +245,7 @@ class DeviceCache:
                 (header.salt == first.salt, CacheReason.ROLLED_BACK, "files of different generations"),
                 (
                     header.encrypted == encrypted, CacheReason.OTHER_CIPHER,
-                    f"the files are {said[header.encrypted]}; {said[encrypted]} ones were asked for",
+                    f"the files are {states[header.encrypted]}; {states[encrypted]} ones were asked for",
                 ),
             )  # fmt: skip
             for holds, reason, message in rules:
@@ -275,7 +275,7 @@ class DeviceCache:
         return self._store.confirm(cache_key, self._device, generation)
 
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:
-        if [len(given) for given in fds] != list(self._counts.values()):
+        if [len(each) for each in fds] != list(self._counts.values()):
             raise CacheRejected(
                 CacheReason.BAD_FD,
                 f"{len(fds[0])} model and {len(fds[1])} data files; {self._device} needs "

@@ -76,19 +76,19 @@ class Limits(Struct, frozen=True):
     @classmethod
     def from_environment(cls) -> Limits:
         """Return the default limits. ``NNBURST_CACHE_MAX_BYTES``, such as 500M, replaces the default `max_bytes`."""
-        given = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
-        if not given:
+        text = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
+        if not text:
             return cls()
-        size = amount(given)
+        size = amount(text)
         if size is None:
-            _warn_of(given)
+            _warn_of(text)
             return cls()
         return cls(max_bytes=size)
 
 
 @cache
-def _warn_of(given: str) -> None:
-    _log.warning("NNBURST_CACHE_MAX_BYTES=%r is not a size and is ignored; give a number, or one like 500M", given)
+def _warn_of(text: str) -> None:
+    _log.warning("NNBURST_CACHE_MAX_BYTES=%r is not a size and is ignored; give a number, or one like 500M", text)
 
 
 class EntryInfo(Struct, frozen=True):

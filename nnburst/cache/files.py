@@ -32,14 +32,14 @@ _REASONS = {
 
 def default_cache_directory() -> Path:
     """Return ``NNBURST_CACHE_DIR`` or a directory in the user's cache home. Raises `CacheRejected` if there is none."""
-    given = _own_variable("NNBURST_CACHE_DIR")
-    return Path(given) if given else _xdg_directory("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
+    path = _own_variable("NNBURST_CACHE_DIR")
+    return Path(path) if path else _xdg_directory("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
 
 
 def default_state_directory() -> Path:
     """Return ``NNBURST_STATE_DIR`` or a directory in the user's state home. Raises `CacheRejected` if there is none."""
-    given = _own_variable("NNBURST_STATE_DIR")
-    return Path(given) if given else _xdg_directory("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
+    path = _own_variable("NNBURST_STATE_DIR")
+    return Path(path) if path else _xdg_directory("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
 
 
 def _own_variable(name: str) -> str:
@@ -49,8 +49,8 @@ def _own_variable(name: str) -> str:
 
 def _xdg_directory(variable: str, below_home: str) -> Path:
     """Return a base directory by the XDG specification. A relative path in `variable` is ignored."""
-    given = _own_variable(variable)
-    return Path(given) if os.path.isabs(given) else _home() / below_home
+    path = _own_variable(variable)
+    return Path(path) if os.path.isabs(path) else _home() / below_home
 
 
 def _home() -> Path:

@@ -81,7 +81,7 @@ def check_device(name: str, *, required: bool = False) -> Finding:
     try:
         with launch(devices=[name]) as service:
             device, box = service.devices[0], service.sandbox
-            needs = [said.removeprefix(f"{device.name} ") for said in box.granted] if box else []
+            needs = [sentence.removeprefix(f"{device.name} ") for sentence in box.granted] if box else []
             return _ok(f"opens in a service: {device.version_string}; needs: {', '.join(needs) or 'nothing'}")
     except DeviceUnavailable as error:
         return Finding(Level.FAIL if required else Level.WARN, "cannot be opened", str(error))

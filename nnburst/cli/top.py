@@ -129,8 +129,8 @@ class _Watched:
         since, before = self._used.get(pid, (now - service["age_s"], 0)) if rates else (now - service["age_s"], 0)
         self._used[pid] = now, usage.processor_ns
         busy = (usage.processor_ns - before) / 1e9 / max(now - since, 1e-3)
-        taken = {"bytes": usage.bytes, "threads": usage.threads, "fds": usage.fds, "busy": round(max(0.0, busy), 4)}
-        return {**dict.fromkeys(ACCOUNT, 0), **limits, **taken}
+        used = {"bytes": usage.bytes, "threads": usage.threads, "fds": usage.fds, "busy": round(max(0.0, busy), 4)}
+        return {**dict.fromkeys(ACCOUNT, 0), **limits, **used}
 
 
 def _table(reports: Sequence[dict[str, Any]], width: int) -> RenderableType:
@@ -141,8 +141,8 @@ def _table(reports: Sequence[dict[str, Any]], width: int) -> RenderableType:
     if not reports:
         return Text("no services to watch; programs start them with nnburst.Session(...), people with: nnburst serve")
     table = Table("service", "client", "model", box=None, pad_edge=False, header_style="bold")
-    shown = _BRIEF if width < 120 else range(len(_HEADINGS))
-    for i in shown:
+    columns = _BRIEF if width < 120 else range(len(_HEADINGS))
+    for i in columns:
         table.add_column(_HEADINGS[i], justify="right", no_wrap=True)
     accounts = Table("account of", "client", box=None, pad_edge=False, header_style="bold")
     most = 3 if width < 120 else None
@@ -150,13 +150,13 @@ def _table(reports: Sequence[dict[str, Any]], width: int) -> RenderableType:
         accounts.add_column(heading, justify="right", no_wrap=True)
     for service in reports:
         who = Text(f"{service['name'] or 'child'} ({service['pid']})")
-        table.add_row(who, "", _count(len(service["models"])), *_cells(service, shown), style="bold")
+        table.add_row(who, "", _count(len(service["models"])), *_cells(service, columns), style="bold")
         for model in service["models"]:
             label = Text(model["label"], overflow="fold")  # another process wrote it, so it is not read as markup
             for burst in model["bursts"]:
-                table.add_row("", _client(burst), label, *_cells(burst, shown))
+                table.add_row("", _client(burst), label, *_cells(burst, columns))
             if not model["bursts"]:
-                table.add_row("", _client(model), label, *_cells(model, shown), style="dim")
+                table.add_row("", _client(model), label, *_cells(model, columns), style="dim")
         accounts.add_row(who, "", *_account(service["process"])[:most], style="bold")
         for client in service["clients"]:
             accounts.add_row("", _client(client), *_account(client)[:most])
@@ -182,7 +182,7 @@ def _count(models: int) -> str:
     return "1 model" if models == 1 else f"{models} models"
 
 
-def _cells(part: dict[str, Any], shown: Sequence[int]) -> list[str]:
+def _cells(part: dict[str, Any], columns: Sequence[int]) -> list[str]:
     counters, queue, run = part["counters"], part["queue_wait"], part["execution"]
     requests = counters["plan_hits"] + counters["plan_misses"]
     cells = (
@@ -193,7 +193,7 @@ def _cells(part: dict[str, Any], shown: Sequence[int]) -> list[str]:
         _share(counters["plan_hits"], requests),
         f"{counters['failures'] + counters['malformed']:,}",
     )
-    return [cells[i] for i in shown]
+    return [cells[i] for i in columns]
 
 
 def _share(hits: int, requests: int) -> str:

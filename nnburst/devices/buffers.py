@@ -198,8 +198,8 @@ class BoundBuffers:
         known = []
         for use in self.set.outputs:
             declared = self._main.operands[self._main.output_indexes[use.role.position]].dimensions
-            given = combine_dimensions(declared, use.dimensions)
-            known.append(combine_dimensions(given, use.buffer.initial_dimensions))
+            combined = combine_dimensions(declared, use.dimensions)
+            known.append(combine_dimensions(combined, use.buffer.initial_dimensions))
         return known
 
 

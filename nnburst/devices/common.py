@@ -100,9 +100,9 @@ def one_operation(
         *(replace(each, number_of_consumers=1, lifetime=Lifetime.SUBGRAPH_INPUT) for each in inputs),
         *(replace(each, number_of_consumers=0, lifetime=Lifetime.SUBGRAPH_OUTPUT) for each in outputs),
     )
-    taken = tuple(range(len(constants) + len(inputs)))
-    given = tuple(range(len(taken), len(operands)))
-    return Model(Subgraph(operands, (Operation(code, taken, given),), taken[len(constants) :], given), **rest)
+    reads = tuple(range(len(constants) + len(inputs)))
+    writes = tuple(range(len(reads), len(operands)))
+    return Model(Subgraph(operands, (Operation(code, reads, writes),), reads[len(constants) :], writes), **rest)
 
 
 def device_of(devices: Iterable[Device], name: str) -> Device:

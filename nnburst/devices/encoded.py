@@ -209,12 +209,12 @@ def _tensor(value: Any, name: str, place: str, *, is_list: bool = False) -> Enco
         raise InvalidArgument(f"{place} cannot be made an array: {error}") from None
     if element.number == STRING:
         return _strings(array, place)
-    wanted, given = np.dtype(element.dtype), array.dtype
-    if given.name == element.library:  # The type is one of ml_dtypes; its bits are passed.
+    wanted, dtype = np.dtype(element.dtype), array.dtype
+    if dtype.name == element.library:  # The type is one of ml_dtypes; its bits are passed.
         array = array.astype(wanted) if element.bits and wanted.kind == "i" else array.view(wanted)
-    elif given != wanted:
+    elif dtype != wanted:
         to = f"ml_dtypes.{element.library}" if element.library else repr(str(wanted))
-        raise InvalidArgument(f"{place} is {element.library or wanted}, got {given}; convert it with .astype({to})")
+        raise InvalidArgument(f"{place} is {element.library or wanted}, got {dtype}; convert it with .astype({to})")
     return EncodedTensor(element.number, array.shape, _pack(array, element, place))
 
 

@@ -324,8 +324,8 @@ class Needs(Struct, frozen=True):
 
     def __str__(self) -> str:
         lists = {"reads": self.read, "writes": self.write, "starts": self.programs}
-        said = [f"{verb} {', '.join(paths)}" for verb, paths in lists.items() if paths]
-        return "; ".join([*said, "uses the network"] if self.network else said) or "nothing"
+        phrases = [f"{verb} {', '.join(paths)}" for verb, paths in lists.items() if paths]
+        return "; ".join([*phrases, "uses the network"] if self.network else phrases) or "nothing"
 
 
 class Device(abc.ABC):

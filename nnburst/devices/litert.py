@@ -149,13 +149,13 @@ class _Network:
             raise GeneralFailure("several inputs or outputs of the model have one name")
         if not self._outputs:
             raise InvalidArgument("the model has no output")
-        taken, given = _tensors(self._inputs), _tensors(self._outputs)
-        self.__nnburst__ = Declaration("the model", taken, given)
+        input_tensors, output_tensors = _tensors(self._inputs), _tensors(self._outputs)
+        self.__nnburst__ = Declaration("the model", input_tensors, output_tensors)
         self.model = one_operation(
             _CODE,
             [OperandDesc(_CODE, lifetime=Lifetime.CONSTANT_REFERENCE, location=DataLocation(0, 0, 0))],
-            [_operand(tensor, self._inputs[tensor.name]) for tensor in taken],
-            [_operand(tensor, self._outputs[tensor.name]) for tensor in given],
+            [_operand(tensor, self._inputs[tensor.name]) for tensor in input_tensors],
+            [_operand(tensor, self._outputs[tensor.name]) for tensor in output_tensors],
             extension_name_to_prefix={EXTENSION_NAME: _PREFIX},
             input_names=tuple(self._inputs),
             output_names=tuple(self._outputs),
@@ -171,8 +171,8 @@ class _Network:
                     return tuple(results[name] for name in self._outputs)
                 return self._run_tensors(arrays)
             except (ValueError, RuntimeError) as error:
-                given = {name: array.shape for name, array in zip(self._inputs, arrays, strict=True)}
-                raise GeneralFailure(f"LiteRT cannot run inputs of the shapes {given}: {error}") from None
+                shapes = {name: array.shape for name, array in zip(self._inputs, arrays, strict=True)}
+                raise GeneralFailure(f"LiteRT cannot run inputs of the shapes {shapes}: {error}") from None
 
     def _run_tensors(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         interpreter, indexes = self._interpreter, [each["index"] for each in self._inputs.values()]

@@ -85,8 +85,8 @@ class LocalDevice(Device):
         return [self.why_not(model, operation) for operation in model.main.operations]
 
     def _reasons(self, model: Model) -> list[str]:
-        said = zip(self.reasons(model), readable_operations(model), strict=True)
-        return [why if can_read else "a constant of it lies in memory that cannot be read" for why, can_read in said]
+        rows = zip(self.reasons(model), readable_operations(model), strict=True)
+        return [why if can_read else "a constant of it lies in memory that cannot be read" for why, can_read in rows]
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> LocalModel:
         """Validate, compile and, if the job has cache files, save a model; see `Device.prepare_model`."""

@@ -80,7 +80,7 @@ class PartitionedDevice(Device):
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         """Return, for each operation, True if at least one device supports it."""
         answers = [device.get_supported_operations(model) for device in self.devices]
-        return tuple(any(said) for said in zip(*answers, strict=True))
+        return tuple(any(by_device) for by_device in zip(*answers, strict=True))
 
     def plan(
         self,
@@ -102,12 +102,12 @@ class PartitionedDevice(Device):
         if supported is None:
             supported = [device.get_supported_operations(model) for device in self.devices]
         chosen = []
-        for n, said in enumerate(zip(*supported, strict=True)):
-            if not any(said):
+        for n, by_device in enumerate(zip(*supported, strict=True)):
+            if not any(by_device):
                 name = operation_name(model.main.operations[n].type)
                 names = ", ".join(device.name for device in self.devices)
                 raise GeneralFailure(f"operation {n} ({name}) is supported by none of {names}")
-            able = [k for k, can in enumerate(said) if can]
+            able = [k for k, can in enumerate(by_device) if can]
             if capabilities is not None:
                 operation = model.main.operations[n]
                 able.sort(key=lambda k: operation_cost(model, model.main, operation, capabilities[k]))
@@ -170,17 +170,17 @@ class PartitionedModel(PreparedModel):
     def requests(self, request: Request, scratch: Memory) -> list[Request]:
         """Make one request for each part, with only the pools that this part needs."""
         main = self.model.main
-        given = dict(zip(main.input_indexes, request.inputs, strict=True))
-        given |= dict(zip(main.output_indexes, request.outputs, strict=True))
+        arguments = dict(zip(main.input_indexes, request.inputs, strict=True))
+        arguments |= dict(zip(main.output_indexes, request.outputs, strict=True))
         made = []
         for part in self.parts:
             pools: dict[int, MemoryLike | Named] = {}  # The key is the pool's `id()`.
 
             def argument(i: int, pools: dict[int, MemoryLike | Named] = pools) -> RequestArgument:
-                outer = given[i] if i in given else RequestArgument(location=DataLocation(0, *self._handed[i]))
+                outer = arguments[i] if i in arguments else RequestArgument(location=DataLocation(0, *self._handed[i]))
                 if outer.has_no_value:
                     return outer
-                pool = request.pools[outer.location.pool_index] if i in given else scratch
+                pool = request.pools[outer.location.pool_index] if i in arguments else scratch
                 pools.setdefault(id(pool), pool)
                 return replace(outer, location=replace(outer.location, pool_index=list(pools).index(id(pool))))
 

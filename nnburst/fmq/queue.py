@@ -192,7 +192,7 @@ class MessageQueue(Closing):
 
     def _open(self, own: MQDescriptor, dtype: np.dtype[Any], *, reset: bool, exclusive: bool, sealed: bool) -> None:
         wanted = ((reset, lib.NNB_MQ_RESET), (exclusive, lib.NNB_MQ_EXCLUSIVE), (sealed, lib.NNB_MQ_SEALED))
-        options = sum(bit for given, bit in wanted if given)
+        options = sum(bit for is_set, bit in wanted if is_set)
         grantors, fds, out = own.grantors, own.fds, ffi.new("nnb_mq **")
         regions, numbers = ffi.new("nnb_grantor[]", [*grantors] or 1), ffi.new("int[]", [*fds, -1])
         rc = lib.nnb_mq_open(out, regions, len(grantors), numbers, len(fds), dtype.itemsize, own.flags, options)

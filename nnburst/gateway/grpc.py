@@ -233,8 +233,8 @@ def _fill(answer: Any, request: Any, version: str, answers: Answers) -> None:
 
 
 def _parameters(tensor: Any) -> Mapping[str, Any]:
-    given = tensor.parameters
-    return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}
+    items = tensor.parameters.items()
+    return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in items}
 
 
 def _inference(request: Any, to_convert: int) -> Inference:

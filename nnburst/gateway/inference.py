@@ -164,8 +164,8 @@ Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
 """For each requested output: the `OutputTensor`, datatype, shape and elements, even of an output in shared memory."""
 
 
-def _size(given: InputTensor) -> int:
-    return max(given.data.byte_size, 0) if isinstance(given.data, RegionPlace) else len(given.data)
+def _size(tensor: InputTensor) -> int:
+    return max(tensor.data.byte_size, 0) if isinstance(tensor.data, RegionPlace) else len(tensor.data)
 
 
 async def infer(
@@ -199,7 +199,7 @@ async def infer(
 
 async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None) -> Answers:
     began = time.monotonic_ns()
-    texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
+    texts = sum(_size(tensor) for tensor in inference.inputs if tensor.datatype == "BYTES")
     arrays, used = await convert_in_thread(inference.size + texts, _arrays, model, regions, inference.inputs)
     outputs = model.outputs
     names = [output.name for output in inference.outputs]
@@ -208,7 +208,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
             raise InvalidArgument(f"output {name!r} is unknown; the model gives {list(outputs)}")
         if names.count(name) > 1:
             raise InvalidArgument(f"output {name!r} is asked for twice")
-    given = time.monotonic_ns()
+    read = time.monotonic_ns()
     values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
     ran = time.monotonic_ns()
     for region in used:
@@ -221,7 +221,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
             array = await convert_in_thread(text_size(array), to_wire, array)
             _write(regions, output.place, array)
         answers.append((output, outputs[output.name].datatype, shape, array))
-    model.counts.add_times(began, given, ran, time.monotonic_ns())
+    model.counts.add_times(began, read, ran, time.monotonic_ns())
     return answers
 
 
@@ -230,22 +230,22 @@ def _arrays(
 ) -> tuple[dict[str, Array], list[RegisteredRegion]]:
     arrays: dict[str, Array] = {}
     used: list[RegisteredRegion] = []
-    for given in inputs:
-        tensor = model.inputs.get(given.name) or model.optional.get(given.name)
-        if tensor is None or given.name in arrays:
+    for each in inputs:
+        tensor = model.inputs.get(each.name) or model.optional.get(each.name)
+        if tensor is None or each.name in arrays:
             known = "is given twice" if tensor else f"is unknown; the model takes {list(model.inputs)}"
-            raise InvalidArgument(f"input {given.name!r} {known}")
-        data = given.data
+            raise InvalidArgument(f"input {each.name!r} {known}")
+        data = each.data
         if isinstance(data, RegionPlace):
-            tensor.check_size(given.datatype, given.shape, data.byte_size)
+            tensor.check_size(each.datatype, each.shape, data.byte_size)
             lying, region = regions.part(data.region, data.offset, data.byte_size)
             used.append(region)
             if tensor.datatype != "BYTES":
-                arrays[given.name] = lying.view(tensor.dtype).reshape(given.shape)
+                arrays[each.name] = lying.view(tensor.dtype).reshape(each.shape)
                 continue
             data = lying.tobytes()  # the client can change the region
             region.check()
-        arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
+        arrays[each.name] = tensor.array_of(each.datatype, each.shape, data)
     return arrays, used
 
 

@@ -36,10 +36,10 @@ access = logging.getLogger("nnburst.access")
 """The log of requests, one line of level INFO for each."""
 
 
-def request_id(given: object) -> str:
+def request_id(value: object) -> str:
     """Return the id that a client gave its request; a new id if the given one is missing, too long or not printable."""
-    is_id = isinstance(given, str) and given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID
-    return str(given) if is_id else uuid4().hex
+    is_id = isinstance(value, str) and value.isascii() and value.isprintable() and 0 < len(value) <= _MOST_ID
+    return str(value) if is_id else uuid4().hex
 
 
 def note_request(client: str, call: str, status: object, seconds: float, name: str) -> None:

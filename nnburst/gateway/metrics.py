@@ -58,14 +58,14 @@ def _escape(text: str) -> str:
 
 
 async def serve_metrics(
-    shown: Any, address: str, tokens: Tokens, most: int = _MOST_CONNECTIONS
+    registry: Any, address: str, tokens: Tokens, most: int = _MOST_CONNECTIONS
 ) -> tuple[web.AppRunner, int | str]:
     """Start a server of metrics. See `listen` for arguments and errors."""
     from prometheus_client.exposition import choose_encoder
 
     async def answer(request: web.Request) -> web.Response:
         encode, kind = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(shown), headers={"Content-Type": kind})
+        return web.Response(body=encode(registry), headers={"Content-Type": kind})
 
     application = web.Application(middlewares=[guard(tokens)])
     application.router.add_get("/{path:.*}", answer)

@@ -75,10 +75,10 @@ class ModelCounts:
             self.pending -= 1
             self.last_ms = time.time_ns() // 1_000_000
 
-    def add_times(self, began: int, given: int, ran: int, ended: int) -> None:
-        """Add a request's times: reading inputs until `given`, the run until `ran`, writing outputs until `ended`."""
-        self.input_ns += given - began
-        self.run_ns += ran - given
+    def add_times(self, began: int, read: int, ran: int, ended: int) -> None:
+        """Add a request's times: reading inputs until `read`, the run until `ran`, writing outputs until `ended`."""
+        self.input_ns += read - began
+        self.run_ns += ran - read
         self.output_ns += ended - ran
 
     def as_statistics(self, name: str, version: str) -> dict[str, Any]:

@@ -104,8 +104,8 @@ class Rest:
 
         def add(method: str, path: str, work: Callable[[web.Request], Awaitable[Any]]) -> None:
             async def answer(request: web.Request) -> web.StreamResponse:
-                said = await work(request)
-                return said if isinstance(said, web.StreamResponse) else web.json_response(said)
+                result = await work(request)
+                return result if isinstance(result, web.StreamResponse) else web.json_response(result)
 
             application.router.add_route(method, path, answer)
 

@@ -97,8 +97,8 @@ async def _serve(options: Served) -> None:
         if options.metrics is not None:
             from .metrics import serve_metrics
 
-            shown = Collector(os.getppid())
-            runner, ports["metrics"] = await serve_metrics(shown, options.metrics, tokens)
+            collector = Collector(os.getppid())
+            runner, ports["metrics"] = await serve_metrics(collector, options.metrics, tokens)
             stack.push_async_callback(runner.cleanup)
         how: dict[str, Any] = {"tokens": tokens, "certificate": certificate, "keepalive": options.keepalive}
         if options.grpc is not None:
@@ -107,8 +107,8 @@ async def _serve(options: Served) -> None:
             server, ports["grpc"] = await grpc.serve(models, regions, budget, options.grpc, **how)
             stack.push_async_callback(server.stop, None)
             host = options.grpc.rpartition(":")[0]
-            taken = options.grpc if host == "unix" else f"{host}:{ports['grpc']}"
-            again = grpc.serve_again(partial(grpc.serve, models, regions, budget, taken, **how))
+            address = options.grpc if host == "unix" else f"{host}:{ports['grpc']}"
+            again = grpc.serve_again(partial(grpc.serve, models, regions, budget, address, **how))
             beside.append(asyncio.create_task(again))
         if options.rest is not None:
             from . import rest

@@ -89,7 +89,7 @@ class ModelTensor:
         shape = tuple(size if isinstance(size, int) else -1 for size in node.shape or ())
         return cls(node.name, datatype, _DTYPES[datatype], shape)
 
-    def check_size(self, datatype: str, shape: tuple[int, ...], given: int) -> None:
+    def check_size(self, datatype: str, shape: tuple[int, ...], nbytes: int) -> None:
         """Check that a number of bytes fits the shape or, for strings, does not exceed the limit.
 
         Raises:
@@ -97,10 +97,10 @@ class ModelTensor:
         """
         size = _count_of(self, datatype, shape) * self.dtype.itemsize
         if self.datatype == "BYTES":
-            if given > _MOST_TEXT:
-                raise InvalidArgument(f"input {self.name!r} has {given} bytes; strings have at most {_MOST_TEXT}")
-        elif given != size:
-            raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {size} bytes, got {given}")
+            if nbytes > _MOST_TEXT:
+                raise InvalidArgument(f"input {self.name!r} has {nbytes} bytes; strings have at most {_MOST_TEXT}")
+        elif nbytes != size:
+            raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {size} bytes, got {nbytes}")
 
     def array_of(
         self, datatype: str, shape: tuple[int, ...], data: bytes | memoryview | Sequence[Any] | Array

@@ -195,10 +195,10 @@ class Memory(Closing):
         Raises:
             InvalidArgument: The handle contradicts itself, its descriptors or `prot`.
         """
-        given = tuple(fds) if isinstance(fds, Iterable) else (fds,)
-        owned = FdSet(fd for fd in given if type(fd) is int and 0 <= fd < 1 << 31)
+        values = tuple(fds) if isinstance(fds, Iterable) else (fds,)
+        owned = FdSet(fd for fd in values if type(fd) is int and 0 <= fd < 1 << 31)
         try:
-            if len(owned.fds) != len(given):
+            if len(owned.fds) != len(values):
                 raise InvalidArgument(f"expected file descriptors, got {fds!r}")
             check_handle(handle)
             rights = handle.prot if prot is None else check_prot(prot)

@@ -68,11 +68,11 @@ def _check_steps(model: Model, request: Request, steps: Steps) -> None:
         if ends & seen:
             raise InvalidArgument(f"state {output} → {target}: an output and an input belong to one state only")
         seen |= ends
-        given = request.outputs[output], request.inputs[target]
-        if any(argument.has_no_value for argument in given):
+        pair = request.outputs[output], request.inputs[target]
+        if any(argument.has_no_value for argument in pair):
             raise InvalidArgument(f"state {output} → {target} is omitted; it needs a buffer of the device at both ends")
         operands = main.operands[main.output_indexes[output]], main.operands[main.input_indexes[target]]
-        dims = [combine_dimensions(each.dimensions, own.dimensions) for each, own in zip(operands, given, strict=True)]
+        dims = [combine_dimensions(each.dimensions, own.dimensions) for each, own in zip(operands, pair, strict=True)]
         if operands[0].meaning != operands[1].meaning or dims[0] != dims[1]:
             raise InvalidArgument(f"state {output} → {target}: type, shape or quantisation differ")
 
@@ -169,9 +169,9 @@ class _Case:
 
     def _check_rights(self) -> None:
         """Check the access rights to the memory. An access without them would crash the service."""
-        given, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
-        if needed & ~given:
-            raise self.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
+        granted, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
+        if needed & ~granted:
+            raise self.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {granted}")
 
     def _dimensions(self) -> None:
         dims = self.argument.dimensions

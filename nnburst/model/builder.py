@@ -356,10 +356,10 @@ class ModelBuilder(OperationMethods):
         else:
             code = require_operation(operation)
             name = operation_name(code)
-        given = _check_outputs(outputs)
+        described = _check_outputs(outputs)
         indexes = [self._operand(value).index for value in _listed(inputs, "operands")]
         try:
-            specs = self._infer(Operation(code, tuple(indexes), ()), given)
+            specs = self._infer(Operation(code, tuple(indexes), ()), described)
         except UnknownYet as error:
             raise InvalidArgument(f"{name}: {error}; give dimensions= (0 for unknown ones)") from None
         except InvalidArgument as error:
@@ -841,10 +841,10 @@ class ModelBuilder(OperationMethods):
         row = OPERATIONS[operation]
         first = row.forms[0]
         form = max((form for form in row.forms if form[: len(first)] == first), key=len)
-        given = list(zip(form, values, strict=True))
-        while len(given) > len(first) and _is_default(*given[-1]):
-            given.pop()
-        each = [(param, value) for param, some in given for value in (some if param.variadic else (some,))]
+        pairs = list(zip(form, values, strict=True))
+        while len(pairs) > len(first) and _is_default(*pairs[-1]):
+            pairs.pop()
+        each = [(param, value) for param, some in pairs for value in (some if param.variadic else (some,))]
         known = (self._type_of_value(value) for param, value in each if param.kinds[0][0] == "T")
         data_type = next((kind for kind in known if kind is not None), None)
         return [self._argument(param, value, data_type) for param, value in each]
@@ -878,29 +878,29 @@ class ModelBuilder(OperationMethods):
             )
         return self.constant([value] if np.ndim(value) == 0 else value, None if info is None else info.type)
 
-    def _infer(self, operation: Operation, said: tuple[Output, ...]) -> list[OutputSpec]:
+    def _infer(self, operation: Operation, outputs: tuple[Output, ...]) -> list[OutputSpec]:
         view = view_operation(operation, self._operands, value_of=self._constant_value, with_outputs=False)
-        shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
-        all_shapes = bool(said) and len(shapes) == len(said)
+        shapes = [output["dimensions"] for output in outputs if output.get("dimensions") is not None]
+        all_shapes = bool(outputs) and len(shapes) == len(outputs)
         if view is None:
-            if not all_shapes or any(output.get("type") is None for output in said):
+            if not all_shapes or any(output.get("type") is None for output in outputs):
                 raise InvalidArgument(
                     "its outputs cannot be inferred; give outputs=[{'type': …, 'dimensions': …}], one for each"
                 )
-            specs = [OutputSpec(OperandType.TENSOR_FLOAT32, ())] * len(said)
+            specs = [OutputSpec(OperandType.TENSOR_FLOAT32, ())] * len(outputs)
         else:
             try:
                 view.check_ranks()
-                specs = list(view.infer())[: len(said) or _fewest_outputs(view)]
+                specs = list(view.infer())[: len(outputs) or _fewest_outputs(view)]
             except UnknownYet:
                 if not all_shapes:
                     raise
-                specs = [OutputSpec(view.data_type, (), *view.output_quantisation())] * len(said)
-        if said and len(said) != len(specs):
-            raise InvalidArgument(f"outputs describes {len(said)}, but it has {len(specs)}")
+                specs = [OutputSpec(view.data_type, (), *view.output_quantisation())] * len(outputs)
+        if outputs and len(outputs) != len(specs):
+            raise InvalidArgument(f"outputs describes {len(outputs)}, but it has {len(specs)}")
         return [
             replace(spec, **{name: value for name, value in output.items() if value is not None})
-            for spec, output in zip(specs, said or [Output()] * len(specs), strict=True)
+            for spec, output in zip(specs, outputs or [Output()] * len(specs), strict=True)
         ]
 
     def _subgraph(self, model: Model) -> Operand:
@@ -921,10 +921,10 @@ class ModelBuilder(OperationMethods):
         if not x_info.is_quantised:
             if bias is None:
                 return self.constant([0.0] * units, x_info.type)
-            given = _numbers(bias, "bias")
-            if given.dtype.kind == "f" and isinstance(bias, np.ndarray):
-                return self.constant(given)
-            return self.constant(given.astype(x_info.dtype), x_info.type)
+            numbers = _numbers(bias, "bias")
+            if numbers.dtype.kind == "f" and isinstance(bias, np.ndarray):
+                return self.constant(numbers)
+            return self.constant(numbers.astype(x_info.dtype), x_info.type)
         values = np.zeros(units) if bias is None else _numbers(bias, "bias")
         params = weights.extra_params
         if isinstance(params, SymmPerChannelQuantParams):

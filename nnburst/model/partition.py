@@ -136,9 +136,9 @@ def regions(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[tup
     """
     offsets: list[int] = []
     for k, (first, _) in enumerate(lives):
-        taken = sorted((offsets[j], offsets[j] + sizes[j]) for j in range(k) if lives[j][1] >= first)
+        occupied = sorted((offsets[j], offsets[j] + sizes[j]) for j in range(k) if lives[j][1] >= first)
         offset = 0
-        for begin, end in taken:
+        for begin, end in occupied:
             if offset + sizes[k] <= begin:
                 break
             offset = max(offset, -(-end // 64) * 64)

@@ -233,8 +233,8 @@ def _check_outputs(
     spreads = [(form, _spread(form, count)) for form in row.outputs if all(version >= param.since for param in form)]
     spread = next((spread for _, spread in spreads if spread is not None), None)
     if spread is None:
-        given = " or ".join(str(len(form)) for form, _ in spreads)
-        raise InvalidArgument(f"{count} outputs, but it gives {given}")
+        allowed = " or ".join(str(len(form)) for form, _ in spreads)
+        raise InvalidArgument(f"{count} outputs, but it gives {allowed}")
     for position, (param, index) in enumerate(zip(spread, operation.outputs, strict=True)):
         found = operands[index].type
         if not _accepts(param, found, data_type, version):

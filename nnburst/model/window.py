@@ -76,7 +76,7 @@ def _axis(view: OperationView, size: int, filter_size: int, stride_name: str, si
 
 
 def _transposed_axis(
-    view: OperationView, size: int, filter_size: int, stride_name: str, sides: tuple[str, str], given: int | None
+    view: OperationView, size: int, filter_size: int, stride_name: str, sides: tuple[str, str], out_size: int | None
 ) -> Axis:
     """Return one axis of a transposed convolution. The image has `size` elements along the axis."""
     stride = view.integer(stride_name, least=1)
@@ -85,11 +85,11 @@ def _transposed_axis(
     if view.partial and size == 0:
         return Axis(0, filter_size, stride, 1, 0, 0, 0)
     extent = (size - 1) * stride + filter_size
-    if given is None:
+    if out_size is None:
         head, tail = (view.integer("pad_" + side, least=0) for side in sides)
         out = extent - head - tail
     else:
-        scheme, out = view.integer("scheme"), given
+        scheme, out = view.integer("scheme"), out_size
         if scheme not in tuple(PaddingScheme):
             raise InvalidArgument(f"padding scheme {scheme} is neither 1 (SAME) nor 2 (VALID)")
         head = max(0, extent - out) // 2 if scheme == PaddingScheme.SAME else 0
@@ -105,17 +105,17 @@ def transposed_axes(view: OperationView, filter_height: int, filter_width: int) 
     If the `tail` of an axis is -n, no product is added to the last n elements of the result along this axis.
     """
     batch, height, width, channels, nchw = image_dims(view)
-    given: tuple[int | None, int | None] = (None, None)
+    out_sizes: tuple[int | None, int | None] = (None, None)
     if view.count("out_shape"):
         shape = view.integers("out_shape")
         if len(shape) != 4:
             raise InvalidArgument(f"out_shape {shape} must have 4 entries")
-        given = (shape[2], shape[3]) if nchw else (shape[1], shape[2])
+        out_sizes = (shape[2], shape[3]) if nchw else (shape[1], shape[2])
     return WindowGeometry(
         batch,
         channels,
-        _transposed_axis(view, height, filter_height, "stride_h", ("top", "bottom"), given[0]),
-        _transposed_axis(view, width, filter_width, "stride_w", ("left", "right"), given[1]),
+        _transposed_axis(view, height, filter_height, "stride_h", ("top", "bottom"), out_sizes[0]),
+        _transposed_axis(view, width, filter_width, "stride_w", ("left", "right"), out_sizes[1]),
         nchw,
     )
 

@@ -114,15 +114,15 @@ class MemoryDesc:
             InvalidArgument: The dimensions contradict the roles or earlier dimensions, or the roles are scalars.
         """
         try:
-            given = tuple(operator.index(size) for size in dimensions)
+            sizes = tuple(operator.index(size) for size in dimensions)
         except TypeError:
             raise InvalidArgument(f"dimensions are a sequence of sizes, not {dimensions!r}") from None
         self._check_open()
-        if any(not 0 <= size <= _UINT32 for size in given):
-            raise InvalidArgument(f"dimensions {list(given)} do not fit in 32 bits")
-        if self._operand is not None and given and self._operand.is_scalar:
-            raise InvalidArgument(f"the roles are scalars, which have no dimensions {list(given)}")
-        self._dimensions = combine_dimensions(self._dimensions, given)
+        if any(not 0 <= size <= _UINT32 for size in sizes):
+            raise InvalidArgument(f"dimensions {list(sizes)} do not fit in 32 bits")
+        if self._operand is not None and sizes and self._operand.is_scalar:
+            raise InvalidArgument(f"the roles are scalars, which have no dimensions {list(sizes)}")
+        self._dimensions = combine_dimensions(self._dimensions, sizes)
 
     def finish(self) -> None:
         """Finish the description, so that `create_memory` can use it.
@@ -420,21 +420,21 @@ def _require_size(source: Memory | DeviceMemory, needed: int) -> None:
 
 
 def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dimensions: tuple[int, ...] = ()) -> None:
-    taken, given = (each if isinstance(each, Memory) else each._place for each in (source, target))
-    if isinstance(given, Memory):
-        if isinstance(taken, Memory):
-            _copy(taken, given)
+    source_place, target_place = (each if isinstance(each, Memory) else each._place for each in (source, target))
+    if isinstance(target_place, Memory):
+        if isinstance(source_place, Memory):
+            _copy(source_place, target_place)
         else:
-            taken.copy_to(given)
-    elif isinstance(taken, Memory):
-        given.copy_from(taken, dimensions)
+            source_place.copy_to(target_place)
+    elif isinstance(source_place, Memory):
+        target_place.copy_from(source_place, dimensions)
     else:
         try:  # Only the device can copy between its own buffers.
-            given.copy_buffer(taken)
+            target_place.copy_buffer(source_place)
         except (InvalidArgument, GeneralFailure):
             with Memory.hardware_buffer_blob(source.size) as between:
-                taken.copy_to(between)
-                given.copy_from(between, dimensions)
+                source_place.copy_to(between)
+                target_place.copy_from(between, dimensions)
 
 
 def _copy(source: Memory, target: Memory) -> None:

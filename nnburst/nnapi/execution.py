@@ -244,25 +244,25 @@ class Execution(OneProcess, Closing):
         if array.dtype != info.dtype:
             raise InvalidArgument(f"{what} is {info.dtype}, got {array.dtype}; convert it with .astype('{info.dtype}')")
         is_open = not is_fully_specified(operand.dimensions) and (bool(operand.dimensions) or not info.is_scalar)
-        given: tuple[int, ...] = array.shape if dimensions is None and kind == "input" and is_open else ()
+        sizes: tuple[int, ...] = array.shape if dimensions is None and kind == "input" and is_open else ()
         if dimensions is not None:
-            given = _sizes(what, dimensions)
+            sizes = _sizes(what, dimensions)
         if kind == "input" and 0 in array.shape and self.compilation.inputs[index].may_be_empty:
-            _combine(what, operand, given)
-            self._set_argument(kind, index, _Given(dimensions=given))
+            _combine(what, operand, sizes)
+            self._set_argument(kind, index, _Given(dimensions=sizes))
             return
-        _check_length(kind, what, operand, given, array.nbytes)
-        self._set_argument(kind, index, _Given(room=array.nbytes, length=array.nbytes, dimensions=given, array=array))
+        _check_length(kind, what, operand, sizes, array.nbytes)
+        self._set_argument(kind, index, _Given(room=array.nbytes, length=array.nbytes, dimensions=sizes, array=array))
 
     def _set_memory(
         self, kind: str, index: int, memory: Memory | DeviceMemory, region: tuple[int, int], dimensions: Sequence[int]
     ) -> None:
         operand, what = self._operand(kind, index), f"{kind} {index}"
-        given = _sizes(what, dimensions)
+        sizes = _sizes(what, dimensions)
         offset, length = (as_int(n, f"{what}: {name}") for n, name in zip(region, ("offset", "length"), strict=True))
         if isinstance(memory, DeviceMemory):
-            memory._check_use(self.compilation, kind, index, (offset, length), _combine(what, operand, given))
-            self._set_argument(kind, index, _Given(dimensions=given, device_memory=memory))
+            memory._check_use(self.compilation, kind, index, (offset, length), _combine(what, operand, sizes))
+            self._set_argument(kind, index, _Given(dimensions=sizes, device_memory=memory))
             return
         if not isinstance(memory, Memory):
             raise InvalidArgument(f"{what}: give a Memory, not {type(memory).__name__}")
@@ -274,8 +274,8 @@ class Execution(OneProcess, Closing):
                 f"{what}: bytes {offset}..{offset + length} of a memory with {memory.size}; give a region in it"
             )
         nbytes = length if memory.image is None else memory.image.tight_size
-        _check_length(kind, what, operand, given, nbytes)
-        self._set_argument(kind, index, _Given(memories=(memory,), offset=offset, length=length, dimensions=given))
+        _check_length(kind, what, operand, sizes, nbytes)
+        self._set_argument(kind, index, _Given(memories=(memory,), offset=offset, length=length, dimensions=sizes))
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -579,13 +579,13 @@ def _sizes(what: str, dimensions: Sequence[int]) -> tuple[int, ...]:
     return tuple(as_int(size, f"{what}: a dimension") for size in dimensions)
 
 
-def _combine(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:
-    if operand.is_scalar and given:
+def _combine(what: str, operand: OperandDesc, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if operand.is_scalar and sizes:
         raise InvalidArgument(f"{what}: a scalar has no dimensions")
-    if any(not 0 <= size <= UINT32 for size in given):
-        raise InvalidArgument(f"{what}: dimensions {list(given)} do not fit in 32 bits")
+    if any(not 0 <= size <= UINT32 for size in sizes):
+        raise InvalidArgument(f"{what}: dimensions {list(sizes)} do not fit in 32 bits")
     try:
-        combined = combine_dimensions(operand.dimensions, given)
+        combined = combine_dimensions(operand.dimensions, sizes)
     except InvalidArgument as error:
         raise InvalidArgument(f"{what}: {error}") from None
     if math.prod(size for size in combined if size) * operand_info(operand.type).element_size > UINT32:
@@ -593,8 +593,8 @@ def _combine(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[i
     return combined
 
 
-def _check_length(kind: str, what: str, operand: OperandDesc, given: tuple[int, ...], nbytes: int) -> None:
-    combined = _combine(what, operand, given)
+def _check_length(kind: str, what: str, operand: OperandDesc, sizes: tuple[int, ...], nbytes: int) -> None:
+    combined = _combine(what, operand, sizes)
     known = operand.is_scalar or is_fully_specified(combined)
     if kind == "input" and not known:
         raise InvalidArgument(f"{what}: dimensions {combined} are open; give them with dimensions=")

@@ -63,17 +63,17 @@ def reduce_service(service: Service) -> Reduced:
 def reduce_session(session: Session) -> Reduced:
     """Return the function and arguments that reopen a session of a connected service."""
     service, model, options = session.service, session._model, session._options
-    given = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
-    for name in given.keys() & {"preference", "priority"}:
-        given[name] = int(given[name])
-    if "cache_dir" in given:
-        given["cache_dir"] = os.path.abspath(given["cache_dir"])
+    changed = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
+    for name in changed.keys() & {"preference", "priority"}:
+        changed[name] = int(changed[name])
+    if "cache_dir" in changed:
+        changed["cache_dir"] = os.path.abspath(changed["cache_dir"])
     pools: tuple[bytes, ...] = ()
     if isinstance(model, Model):
         pools, model = tuple(bytes(cast("Memory", pool).buffer) for pool in model.pools), replace(model, pools=())
     elif isinstance(model, str) and not is_name(model):
         model = os.path.abspath(model)  # another process can have another directory
-    arguments = service.shared, model, pools, tuple(sorted(given.items()))
+    arguments = service.shared, model, pools, tuple(sorted(changed.items()))
     return read, _remember(session, (open_session, arguments), service.opened_in)
 
 

@@ -181,7 +181,7 @@ def inject(
         raise InvalidArgument(f"expected a service, got {service!r}; give what launch(faults=True) returns")
     if as_int(after, "after") < 0:
         raise InvalidArgument(f"after={after}; give a count")
-    given: list[tuple[str, float]] = []
+    faults: list[tuple[str, float]] = []
     skip = after
     for death, n, how_dead, name in (
         ("kill", crash_on, crash_with, "crash_with"),
@@ -191,17 +191,17 @@ def inject(
             if as_int(n, "the passage") < 1:
                 raise InvalidArgument(f"the passage is {n}; 1 is the next one")
             skip = after + n - 1
-            given.append((death, as_int(how_dead, name)))
+            faults.append((death, as_int(how_dead, name)))
     if delay is not None:
         if not is_real(delay) or not 0 <= delay < math.inf:
             raise InvalidArgument(f"delay={delay!r}; give seconds")
-        given.append(("delay", delay))
+        faults.append(("delay", delay))
     if freeze:
-        given.append((_FREEZES[one_of("process" if freeze is True else freeze, "freeze", _FREEZES)], 0))
-    if len(given) != 1:
-        raise InvalidArgument(f"{len(given)} faults are given; give one, and call inject again for another")
+        faults.append((_FREEZES[one_of("process" if freeze is True else freeze, "freeze", _FREEZES)], 0))
+    if len(faults) != 1:
+        raise InvalidArgument(f"{len(faults)} faults are given; give one, and call inject again for another")
     one_of(at, "at", get_args(Point))
-    ((act, number),) = given
+    ((act, number),) = faults
     order = msgspec.json.encode({"point": at, "act": act, "skip": skip, "number": float(number)})
     return Fault(service, order, stops=act == "stop")
 

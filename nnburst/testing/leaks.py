@@ -81,11 +81,11 @@ def assert_nothing_left(
         >>> with assert_nothing_left():
         ...     nnburst.Memory.ashmem(16).close()
     """
-    given = tuple(directories)
-    before = Snapshot(given)
+    watched = tuple(directories)
+    before = Snapshot(watched)
     yield
     deadline = time.monotonic() + timeout
-    while rest := Snapshot(given).added_since(before):
+    while rest := Snapshot(watched).added_since(before):
         if time.monotonic() > deadline:
             raise AssertionError("left behind: " + ", ".join(rest))
         gc.collect()  # objects in reference cycles are not leaks

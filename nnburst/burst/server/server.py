@@ -119,8 +119,8 @@ class ServerEnd:
         if status[0] and conclude is not None:
             return conclude(status[0], deadline_ns)
         if status[0]:
-            said = ffi.string(sentence[0]).decode(errors="replace") if sentence[0] else "the kernel does not say why"
-            raise error_for(ErrorStatus(status[0]), said)
+            reason = ffi.string(sentence[0]).decode(errors="replace") if sentence[0] else "the kernel does not say why"
+            raise error_for(ErrorStatus(status[0]), reason)
         return None
 
     def end(self, number: int) -> None:

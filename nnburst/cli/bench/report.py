@@ -61,9 +61,9 @@ class Report:
             table.add_column(name, justify="right", no_wrap=True)
         for case in self.cases:
             figures = self.results[case.key].percentiles_us()
-            shown = [number(figures[name]) for name in _SHOWN.values()]
+            cells = [number(figures[name]) for name in _SHOWN.values()]
             title = case.title + ", one core" * case.one_core
-            table.add_row(title, case.wait, size(case.payload_bytes), *shown, number(self.ratio(case)))
+            table.add_row(title, case.wait, size(case.payload_bytes), *cells, number(self.ratio(case)))
         console.print(table)
         for line in self.conditions:
             console.print("  " + line, markup=False, highlight=False)

@@ -96,8 +96,8 @@ def classifier(session: Session) -> Ask:
     bound = session.bind()
     image, probabilities, run = bound.inputs[INPUT], bound.outputs[OUTPUT], bound.run
 
-    def ask(given: Array) -> Array:
-        image[...] = given
+    def ask(pixels: Array) -> Array:
+        image[...] = pixels
         run()
         answer: Array = probabilities.copy()
         return answer

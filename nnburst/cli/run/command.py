@@ -116,8 +116,8 @@ def _inputs(session: Session, arrays: dict[str, Any], fill: bool, shapes: dict[s
     return {**arrays, **generate_values(missing, shapes)}
 
 
-def _check_known(option: str, given: dict[str, Any], known: list[str]) -> None:
-    if unknown := sorted(given.keys() - set(known)):
+def _check_known(option: str, values: dict[str, Any], known: list[str]) -> None:
+    if unknown := sorted(values.keys() - set(known)):
         raise InvalidArgument(f"{option} for {unknown}; the {option[2:]}s are {known}")
 
 

@@ -107,10 +107,10 @@ class Child:
                     "start it again when the machine is less busy"
                 )
             line = process.stdout.readline()
-            said: dict[str, Any] = json.loads(line or b'{"error": "it ended; see what it wrote above"}')
-            if "error" in said:
-                raise DeviceUnavailable(f"{self._option}: {said['error']}")
-            return said
+            reply: dict[str, Any] = json.loads(line or b'{"error": "it ended; see what it wrote above"}')
+            if "error" in reply:
+                raise DeviceUnavailable(f"{self._option}: {reply['error']}")
+            return reply
         except (ValueError, TypeError) as error:  # the line is malformed, or `close` was called
             self._end(process)
             raise DeviceUnavailable(f"{self._option}: {self._what} did not say its ports: {error}") from error

@@ -326,9 +326,9 @@ def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     from ...service.host.quotas import PER_USER, Quotas
 
     pairs = parse_pairs(texts, "--quota")
-    given = {key: value if (n := whole_number(value)) is None else n for key, value in pairs.items()}
-    users: dict[str, Any] = {key.removeprefix("user."): n for key, n in given.items() if key.startswith("user.")}
-    own: dict[str, Any] = {key: n for key, n in given.items() if not key.startswith("user.")}
+    quotas = {key: value if (n := whole_number(value)) is None else n for key, value in pairs.items()}
+    users: dict[str, Any] = {key.removeprefix("user."): n for key, n in quotas.items() if key.startswith("user.")}
+    own: dict[str, Any] = {key: n for key, n in quotas.items() if not key.startswith("user.")}
     Quotas().replace(own, "--quota")
     PER_USER.replace(users, "--quota user", of_user=True)
     return own, users

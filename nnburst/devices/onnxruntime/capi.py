@@ -159,10 +159,10 @@ def _package() -> Path:
 def package_version() -> str:
     """Return ONNX Runtime's version from the file of its Python module, because the package can have several names."""
     try:
-        said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
+        match = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
     except FileNotFoundError:  # A frozen program has no file.
         return str(import_module("onnxruntime").__version__)
-    return said[1] if said else "unknown"
+    return match[1] if match else "unknown"
 
 
 def load() -> bool:

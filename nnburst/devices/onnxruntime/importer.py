@@ -264,10 +264,10 @@ def _metadata(proto: Any) -> ModelMetadata | None:
         return value if isinstance(value, str) else str(value, errors="replace")  # Invalid UTF-8 comes as bytes.
 
     graph = proto.graph
-    said = map(text, (proto.producer_name, graph.name, proto.domain, proto.doc_string, graph.doc_string))
+    texts = map(text, (proto.producer_name, graph.name, proto.domain, proto.doc_string, graph.doc_string))
     version = proto.model_version if proto.HasField("model_version") else _NO_VERSION
     entries = {text(entry.key): text(entry.value) for entry in proto.metadata_props}
-    metadata = ModelMetadata(version, entries, *said)
+    metadata = ModelMetadata(version, entries, *texts)
     return metadata if len(msgpack.encode(metadata)) <= _MOST_METADATA else None
 
 

@@ -46,11 +46,11 @@ def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
 
 def _check_gates(view: OperationView, suffix: str) -> None:
     """Check that the input gate has all inputs or none, and that layer normalisation has all weights or none."""
-    given = {name: view.is_given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
-    if len(set(given.values())) > 1:
-        raise InvalidArgument(f"the input gate has only some of its inputs: {given}")
+    present = {name: view.is_given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
+    if len(set(present.values())) > 1:
+        raise InvalidArgument(f"the input gate has only some of its inputs: {present}")
     normalised = [view.is_given(f"n_{gate}{suffix}") for gate in _GATES]
-    if any(normalised) and normalised != [given["w"], True, True, True]:
+    if any(normalised) and normalised != [present["w"], True, True, True]:
         raise InvalidArgument(f"layer normalisation has only some of its weights: {normalised}")
 
 

@@ -94,9 +94,9 @@ def strided_slices(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[ra
             raise InvalidArgument(f"the stride of axis {axis} is 0")
         part = slice(None if no_begin >> axis & 1 else begin, None if no_end >> axis & 1 else end, stride)
         ranges.append(range(*part.indices(size)))
-        taken = len(ranges[-1])
-        if shrink >> axis & 1 and not (view.partial and size == 0) and (stride < 0 or taken != 1):
-            raise InvalidArgument(f"axis {axis} is dropped, but {taken} elements by steps of {stride} are taken")
+        count = len(ranges[-1])
+        if shrink >> axis & 1 and not (view.partial and size == 0) and (stride < 0 or count != 1):
+            raise InvalidArgument(f"axis {axis} is dropped, but {count} elements by steps of {stride} are taken")
     return tuple(ranges), tuple(axis for axis in range(len(dims)) if shrink >> axis & 1)
 
 

@@ -208,7 +208,7 @@ class Compilation(OneProcess, Closing):
                     raise
                 failures.append(error)
                 refusals.append((device.name, str(error)))
-                able = [(each, said) for each, said in able if each is not device]
+                able = [(each, supported) for each, supported in able if each is not device]
                 continue
             self._set_steps(steps, made, CompilationReport(tuple(reports), tuple(refusals)))
             return

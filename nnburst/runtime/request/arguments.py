@@ -189,9 +189,9 @@ def given_shapes(
         if steps is not None and place.shape[:1] != (steps,):
             raise InvalidArgument(f"memory of {name!r} has shape {place.shape}; with steps={steps} that comes first")
         viewed = place.shape if steps is None else place.shape[1:]
-        given = shapes.get(name, viewed)
-        if not isinstance(given, Sequence) or tuple(given) != viewed:
-            raise InvalidArgument(f"shapes[{name!r}] is {given!r}, but its memory has shape {viewed}")
+        shape = shapes.get(name, viewed)
+        if not isinstance(shape, Sequence) or tuple(shape) != viewed:
+            raise InvalidArgument(f"shapes[{name!r}] is {shape!r}, but its memory has shape {viewed}")
         found[name] = viewed
     return found
 

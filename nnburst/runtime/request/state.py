@@ -89,11 +89,11 @@ class States:
         """Check arrays by input name, and return them for `write`. Raises `InvalidArgument` if one does not fit."""
         if not isinstance(values, Mapping | None):
             raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
-        given = dict(values or {})
-        unknown = sorted(given.keys() - self.all.keys())
+        arrays = dict(values or {})
+        unknown = sorted(arrays.keys() - self.all.keys())
         if unknown:
             raise InvalidArgument(f"no state {unknown}; there is {list(self.all)}")
-        return {name: state.target.check(given[name]) for name, state in self.all.items() if name in given}
+        return {name: state.target.check(arrays[name]) for name, state in self.all.items() if name in arrays}
 
     def write(self, turn: int, values: Mapping[str, Array]) -> None:
         """Set what the next run reads, in the buffers with index `turn`. A state without a value gets zeros."""

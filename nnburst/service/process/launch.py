@@ -109,10 +109,10 @@ def start_child(
     interpreter()  # this raises the same error with and without a zygote
     try:
         with occupy_streams(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
-            said = None
+            log_fds = None
             if isinstance(log, logging.Logger):
                 reading, writing = system(os.pipe2, os.O_CLOEXEC)
-                said, passed = FdSet((reading,)), {"stderr": writing}
+                log_fds, passed = FdSet((reading,)), {"stderr": writing}
             else:
                 passed = {"stderr": _open_log(log)}
             theirs.callback(os.close, passed["stderr"])
@@ -151,10 +151,10 @@ def start_child(
             connection.faults = orders
             if orders is not None:
                 connection.link_to_death(orders.close)
-            if said is not None:
+            if log_fds is not None:
                 failing.callback(connection.close)
-                said.add(system(os.pidfd_open, connection.pid))
-                start_daemon(log_lines, said, log, name="nnburst-log", what="the log of a service")
+                log_fds.add(system(os.pidfd_open, connection.pid))
+                start_daemon(log_lines, log_fds, log, name="nnburst-log", what="the log of a service")
             failing.pop_all()
             return connection
     except NNBurstError:  # some of these are OSErrors, too

@@ -92,7 +92,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        entry = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -101,8 +101,8 @@ class JsonLines(logging.Formatter):
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            said["traceback"] = self.formatException(record.exc_info)[-LONGEST:]
-        return msgspec.json.encode(said).decode()
+            entry["traceback"] = self.formatException(record.exc_info)[-LONGEST:]
+        return msgspec.json.encode(entry).decode()
 
 
 def begin_log(who: str, level: str | int, form: str = "text") -> None:
@@ -156,10 +156,10 @@ def _read_lines(log: int, pidfd: int) -> Iterator[bytes]:
         found = wait_readable((log, pidfd))
         if pidfd in found and most == math.inf:
             most = _LAST_WORDS
-        if log not in found or not (said := os.read(log, _BYTES)):
+        if log not in found or not (data := os.read(log, _BYTES)):
             break
-        most -= len(said)
-        *lines, rest = (rest + said).split(b"\n")
+        most -= len(data)
+        *lines, rest = (rest + data).split(b"\n")
         if len(rest) >= _BYTES:
             lines, rest = [*lines, rest], b""
         yield from lines

@@ -96,9 +96,9 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 
     def __str__(self) -> str:
         walls = [f"Landlock {self.landlock}"] * bool(self.landlock) + ["seccomp"] * self.seccomp
-        said = f"{self.mode}: {', '.join(walls) or 'no wall'}" if self.mode != "off" else self.mode
-        said += f"; without {', '.join(self.missing)}" if self.missing else ""
-        return said + "".join(f"; {sentence}" for sentence in self.granted)
+        text = f"{self.mode}: {', '.join(walls) or 'no wall'}" if self.mode != "off" else self.mode
+        text += f"; without {', '.join(self.missing)}" if self.missing else ""
+        return text + "".join(f"; {sentence}" for sentence in self.granted)
 
 
 class WireMemory(Value, frozen=True, omit_defaults=True):
@@ -767,8 +767,8 @@ def error_of(reply: ErrorReply) -> NNBurstError:
     """Return the exception that an error reply describes."""
     status = ErrorStatus(reply.status)
     if reply.cache is not None:
-        said = reply.message.rsplit(" [", 1)[0]  # the exception adds the ending again
-        return CacheRejected(reply.cache, said, status=status)
+        message = reply.message.rsplit(" [", 1)[0]  # the exception adds the ending again
+        return CacheRejected(reply.cache, message, status=status)
     return error_for(status, reply.message, reply.output_shapes)
 
 

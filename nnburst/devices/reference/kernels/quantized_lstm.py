@@ -98,8 +98,8 @@ def quantized_lstm(call: KernelCall) -> None:
         entering = sigmoid(gate("in", cell)) if "w_in" in i else 2**15 - 1 - forget
         fresh = divide(entering * tanh(gate("cell", None)), 30 - cell_digits)
         cell = np.clip(divide(forget * cell, 15) + fresh, *cell_clip)
-        shown = sigmoid(gate("out", cell)) * tanh(cell, 15 - cell_digits)
-        hidden = np.clip(multiply(shown, 2.0**-30 / hidden_scale) + hidden_zero, -128, 127)
+        gated = sigmoid(gate("out", cell)) * tanh(cell, 15 - cell_digits)
+        hidden = np.clip(multiply(gated, 2.0**-30 / hidden_scale) + hidden_zero, -128, 127)
         if "proj" in i:
             z = (hidden - hidden_zero) @ i["proj"].T + i.get("proj_bias", 0)
             z = multiply(z, hidden_scale * projection / before.scale) + before.zero_point
