@@ -168,12 +168,12 @@ def schema(cls: Any, before: str = "") -> list[str]:
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     if text.startswith(cls.__name__ + "("):  # a class without a docstring gets this one
         text = ""
-    said, _, attributes = text.partition("\n\nExample:")[0].partition("Attributes:\n")
+    summary, _, attributes = text.partition("\n\nExample:")[0].partition("Attributes:\n")
     about = dict(re.findall(r"^(\w+): (.*(?:\n .*)*)", textwrap.dedent(attributes), re.MULTILINE))
-    about |= {name: words for part in NOTES.findall(said) for name, words in NOTE.findall(part)}
+    about |= {name: words for part in NOTES.findall(summary) for name, words in NOTE.findall(part)}
     about = {name: f"{words[0].upper()}{words[1:].rstrip('.')}." for name, words in about.items()}
-    said = re.sub(r"^The reply to `\w+`\.", "", NOTES.sub("", said))  # the name says the same
-    lines = [*comment(f"{before} {said}"), tag(cls)]
+    summary = re.sub(r"^The reply to `\w+`\.", "", NOTES.sub("", summary))  # the name says the same
+    lines = [*comment(f"{before} {summary}"), tag(cls)]
     info: Any = type_info(cls)
     for each in info.fields:
         lines += comment(about.get(each.name, ""), "    ")

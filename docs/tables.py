@@ -213,8 +213,8 @@ def run_tables(name: str) -> str:
             texts.append(f"{kept} of {len(part['rows'])} promises of the [budget](#the-budget) are kept. The others:\n")
         texts.append(table(part["header"], rows) + "\n")
     if run.get("conditions"):
-        told = [line.split(": ", 1) for line in run["conditions"]]
-        texts.append(table(("conditions", ""), [line for line in told if line[0] not in WAITS]) + "\n")
+        pairs = [line.split(": ", 1) for line in run["conditions"]]
+        texts.append(table(("conditions", ""), [line for line in pairs if line[0] not in WAITS]) + "\n")
     return "\n".join(texts).rstrip()
 
 

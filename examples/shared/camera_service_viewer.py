@@ -140,8 +140,8 @@ def main() -> int:
         try:
             for program in ([*serve, "--device", "nnburst-reference"], [*command, "--role", "camera", *rate]):
                 started.append(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
-            said = [process.stdout.readline() for process in started if process.stdout is not None]
-            print(f"broker of the service: process {json.loads(said[0])['pid']}; camera: process {started[1].pid}")
+            ready = [process.stdout.readline() for process in started if process.stdout is not None]
+            print(f"broker of the service: process {json.loads(ready[0])['pid']}; camera: process {started[1].pid}")
             done = subprocess.run([*command, "--role", "viewer"], stdout=subprocess.PIPE, text=True, check=False)
         finally:
             for process in started:

@@ -76,14 +76,14 @@ def main() -> int:
                 )
                 for role in ("left", "right")
             ]
-            said = [program.communicate()[0] for program in programs]
+            lines = [program.communicate()[0] for program in programs]
         finally:
             service.terminate()
             service.communicate()
-    print("".join(said), end="")
+    print("".join(lines), end="")
     expected = [f"sum {WIDTH * WIDTH * factor}\n" for factor in (1, 2)]
-    right = all(line.endswith(end) for line, end in zip(said, expected, strict=True))
-    right &= len({line.split()[4] for line in said}) == 1  # one process has served both programs
+    right = all(line.endswith(end) for line, end in zip(lines, expected, strict=True))
+    right &= len({line.split()[4] for line in lines}) == 1  # one process has served both programs
     print("both programs used the one service" if right else "the answers are WRONG")
     return 0 if right else 1
 
