@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nnburst import OperationType
 from nnburst import __version__ as release
 
 project = "nnburst"
@@ -50,17 +52,27 @@ suppress_warnings = [
 _LONGEST_SIGNATURE = 240
 
 
-def setup(app: Any) -> None:
-    """Make signatures short: the page shows what users give.
+def _shorten(app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: Any) -> Any:
+    """Leave out what users do not give.
 
-    A class has no signature if a function makes it (its `__init__` says "Use `create` instead."), or if it has many
-    fields, which the page lists below the class. Keywords with an underscore are left out.
+    A class has no signature if it is an enumeration, if a function makes its objects (`__init__` says "Use `create`
+    instead."), or if it has many fields, which the page lists below the class. Keywords with an underscore are left
+    out.
     """
-
-    def shorten(app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: Any) -> Any:
-        is_made = what == "class" and (thing.__init__.__doc__ or "").startswith("Use `")
-        if is_made or (what == "class" and len(signature or "") > _LONGEST_SIGNATURE):
+    if what == "class":
+        made = issubclass(thing, enum.Enum) or (thing.__init__.__doc__ or "").startswith("Use `")
+        if made or len(signature or "") > _LONGEST_SIGNATURE:
             return "", ""
-        return re.sub(r", _\w+=.*\)", ")", signature or "") or None, returned
+    return re.sub(r", _\w+=.*\)", ")", signature or "") or None, returned
 
-    app.connect("autodoc-process-signature", shorten)
+
+def _list_values(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Add the names of an enumeration's values, of which the page describes only some."""
+    if isinstance(thing, enum.EnumType) and thing is not OperationType:  # operations have a page
+        lines += ["Values: " + ", ".join(f"``{value}``" for value in thing.__members__) + ".", ""]
+
+
+def setup(app: Any) -> None:
+    """Change what the docstrings alone would give."""
+    app.connect("autodoc-process-signature", _shorten)
+    app.connect("autodoc-process-docstring", _list_values)

@@ -19,6 +19,12 @@ class BurstStats(Struct, frozen=True):
         malformed: Malformed results, which were refused.
         dropped: Results of abandoned requests, and results that were not requested.
         fallbacks: Executions that ran without the burst because the channel had no room.
+
+    Example:
+        >>> with nnburst.Session(model) as session:
+        ...     _ = session.run(None, {"x": np.ones((1, 4), np.float32)})
+        ...     session.stats.sent
+        1
     """
 
     sent: int

@@ -103,6 +103,11 @@ class SaveResult(Struct, frozen=True):
         generation: Generation of the files, 16 bytes.
         nbytes: Bytes of all files together.
         seconds: Duration of the save.
+
+    Example:
+        >>> from nnburst.devices import SaveResult
+        >>> SaveResult(False, nnburst.runtime.CacheReason.UNSUPPORTED).nbytes
+        0
     """
 
     saved: bool

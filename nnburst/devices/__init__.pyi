@@ -1,3 +1,4 @@
+from ..cache.reasons import SaveResult as SaveResult
 from .interfaces import Device as Device
 from .interfaces import PreparedModel as PreparedModel
 from .local import LocalDevice as LocalDevice

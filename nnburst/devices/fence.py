@@ -62,6 +62,14 @@ class Fence(Closing):
     Raises:
         InvalidArgument: The descriptor is of another kind, or is not open.
         ResourceExhausted: The process has too many open files.
+
+    Example:
+        >>> import socket
+        >>> a, b = socket.socketpair()
+        >>> with a, b, nnburst.nnapi.Fence(a.fileno()) as fence:
+        ...     _ = b.send(b".")
+        ...     fence.state.name
+        'SIGNALLED'
     """
 
     def __init__(self, fd: int) -> None:

@@ -1,2 +1,3 @@
 from .image import FORMATS as FORMATS
 from .image import ImageLayout as ImageLayout
+from .kinds import MemoryHandle as MemoryHandle

@@ -24,6 +24,11 @@ class MemoryHandle(Struct, frozen=True):
         offset: First byte in the object.
         direct: True to ask devices to map the pool although it could be truncated.
         image: Layout of a ``"hardware_buffer"``.
+
+    Example:
+        >>> with nnburst.Memory.ashmem(4096) as memory:
+        ...     memory.handle
+        MemoryHandle(kind='ashmem', size=4096, prot=3, offset=0, direct=False, image=None)
     """
 
     kind: str

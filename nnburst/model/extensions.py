@@ -61,7 +61,19 @@ class Extension(Struct, frozen=True):
 
 
 class ModelMetadata(Struct, frozen=True):
-    """The metadata of a model file. The attributes have the names that ONNX Runtime uses."""
+    """The metadata of a model file. The attributes have the names that ONNX Runtime uses.
+
+    Attributes:
+        version, domain: Version and namespace of the model.
+        custom_metadata_map: Further properties by name.
+        producer_name, graph_name: Names of the program that wrote the file, and of the graph.
+        description, graph_description: Texts for people.
+
+    Example:
+        >>> from nnburst.runtime import ModelMetadata
+        >>> ModelMetadata(1, {"language": "en"}, "exporter", "main", "", "", "").custom_metadata_map["language"]
+        'en'
+    """
 
     version: int
     custom_metadata_map: dict[str, str]

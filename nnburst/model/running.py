@@ -21,9 +21,13 @@ class RunOptions(Struct, frozen=True):
     """Options of an execution.
 
     Attributes:
-        measure: True to measure the `Timing`.
+        measure: `MeasureTiming.YES` to measure the `Timing`.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
         loop_timeout_ns: Time limit of a WHILE in nanoseconds; 0 for the default of 2 s.
+
+    Example:
+        >>> nnburst.model.RunOptions(nnburst.model.MeasureTiming.YES).deadline_ns
+        0
     """
 
     measure: MeasureTiming = MeasureTiming.NO

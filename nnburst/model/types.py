@@ -86,7 +86,15 @@ class MeasureTiming(enum.IntEnum):
 
 
 class DataLocation(Struct, frozen=True):
-    """A region of a pool: ``offset`` and ``length`` in bytes."""
+    """A region of a pool: ``length`` bytes from ``offset`` on.
+
+    Attributes:
+        pool_index, offset, length: Position of the pool among the pools of the request or model; first byte; bytes.
+
+    Example:
+        >>> nnburst.model.DataLocation(0, offset=16, length=64)
+        DataLocation(pool_index=0, offset=16, length=64)
+    """
 
     pool_index: int = 0
     offset: int = 0
@@ -94,7 +102,15 @@ class DataLocation(Struct, frozen=True):
 
 
 class SymmPerChannelQuantParams(Struct, frozen=True):
-    """Scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand, one per index along ``channel_dim``."""
+    """Scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand, one per index along ``channel_dim``.
+
+    Attributes:
+        scales, channel_dim: The scales, and the position of the dimension to which they belong.
+
+    Example:
+        >>> nnburst.model.SymmPerChannelQuantParams((0.5, 0.25), channel_dim=0)
+        SymmPerChannelQuantParams(scales=(0.5, 0.25), channel_dim=0)
+    """
 
     scales: tuple[float, ...]
     channel_dim: int
@@ -110,9 +126,17 @@ _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 class OperandDesc(Struct, frozen=True):
     """The description of a value in a subgraph.
 
-    ``type`` is an `OperandType` value, or an extension type above 0xFFFF. In ``dimensions``, 0 is an unknown size;
-    ``()`` is a scalar or an unknown rank. ``extra_params`` is a `SymmPerChannelQuantParams` for
-    TENSOR_QUANT8_SYMM_PER_CHANNEL, and can be bytes for extension types.
+    Attributes:
+        type: An `OperandType` value, or an extension type above 0xFFFF.
+        dimensions: Sizes of the dimensions; 0 for an unknown size. ``()`` is a scalar or an unknown rank.
+        number_of_consumers: Number of uses as an input of an operation.
+        scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
+        lifetime, location: Origin of the value, which is a `Lifetime`; region with the value of a constant.
+        extra_params: A `SymmPerChannelQuantParams` for TENSOR_QUANT8_SYMM_PER_CHANNEL. Bytes for some extension types.
+
+    Example:
+        >>> nnburst.OperandType(model.main.operands[0].type).name, model.main.operands[0].dimensions
+        ('TENSOR_FLOAT32', (1, 4))
     """
 
     type: int
@@ -137,7 +161,16 @@ class OperandDesc(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """An operation. ``inputs`` and ``outputs`` are indexes of operands in the operation's subgraph."""
+    """An operation of a subgraph.
+
+    Attributes:
+        type: An `OperationType` value, or an extension operation above 0xFFFF.
+        inputs, outputs: Indexes of operands in the subgraph.
+
+    Example:
+        >>> nnburst.OperationType(model.main.operations[0].type).name
+        'RELU'
+    """
 
     type: int
     inputs: _Indexes
@@ -145,7 +178,16 @@ class Operation(Struct, frozen=True):
 
 
 class Subgraph(Struct, frozen=True):
-    """Operands, operations in execution order, and the indexes of input and output operands."""
+    """Operands, operations in execution order, and the indexes of input and output operands.
+
+    Attributes:
+        operands, operations: Values and operations of the subgraph.
+        input_indexes, output_indexes: Indexes in `operands`.
+
+    Example:
+        >>> [model.main.operands[i].dimensions for i in model.main.output_indexes]
+        [(1, 4)]
+    """
 
     operands: Annotated[tuple[OperandDesc, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     operations: Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
@@ -181,7 +223,16 @@ class Model(Struct, frozen=True):
 
 
 class RequestArgument(Struct, frozen=True):
-    """The memory of an input or output in a request. If ``dimensions`` is empty, the model's dimensions apply."""
+    """The memory of an input or output in a request. If ``dimensions`` is empty, the model's dimensions apply.
+
+    Attributes:
+        has_no_value: True to omit an optional input.
+        location, dimensions: Region and sizes of the argument.
+
+    Example:
+        >>> nnburst.model.RequestArgument(has_no_value=True).location.length
+        0
+    """
 
     has_no_value: bool = False
     location: DataLocation = DataLocation()
@@ -207,7 +258,15 @@ class BufferRole(Struct, frozen=True):
 
 
 class BufferId(Struct, frozen=True):
-    """A driver-managed buffer as a pool of a request. An argument in the buffer has offset and length 0."""
+    """A driver-managed buffer as a pool of a request. An argument in the buffer has offset and length 0.
+
+    Attributes:
+        id: Number of the buffer in its device.
+
+    Example:
+        >>> nnburst.model.BufferId(7)
+        BufferId(id=7)
+    """
 
     id: int
 
@@ -226,6 +285,10 @@ class Steps(Struct, frozen=True):
         state: Pairs of positions (output, input). Each step reads the output of the step before as this input. Both
             arguments are in driver-managed buffers; all other arguments are in memory. The first step reads the
             input's buffer. After all steps have succeeded, the output's buffer contains the last step's result.
+
+    Example:
+        >>> nnburst.model.Steps(10, state=((1, 0),))
+        Steps(count=10, state=((1, 0),))
     """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
@@ -237,7 +300,18 @@ Named = BufferId | Steps
 
 
 class Request(Struct, frozen=True):
-    """The arguments of an execution, which refer to ``pools`` by ``location.pool_index``."""
+    """The arguments of an execution.
+
+    Attributes:
+        inputs, outputs: Arguments in the model's order. They refer to pools by ``location.pool_index``.
+        pools: Memories and buffers. `Steps` among them make the request run the model several times.
+
+    Example:
+        >>> from nnburst.model import DataLocation, Request, RequestArgument
+        >>> x, y = (RequestArgument(location=DataLocation(0, offset, 16)) for offset in (0, 16))
+        >>> with nnburst.Memory.ashmem(32) as memory:
+        ...     request = Request(inputs=(x,), outputs=(y,), pools=(memory,))
+    """
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
@@ -250,7 +324,18 @@ class Request(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True):
-    """Durations in microseconds; None if unknown (``UINT64_MAX`` in the packets of a burst)."""
+    """Durations in microseconds; None if unknown (``UINT64_MAX`` in the packets of a burst).
+
+    Attributes:
+        time_on_device: Duration of the execution on the device.
+        time_in_driver: Duration of the execution in the driver, which includes `time_on_device`.
+
+    Example:
+        >>> with nnburst.Session(model) as session, session.bind(measure=True) as execution:
+        ...     execution.run()
+        ...     execution.timing.time_on_device <= execution.timing.time_in_driver
+        True
+    """
 
     time_on_device: int | None = None
     time_in_driver: int | None = None
@@ -260,18 +345,34 @@ NO_TIMING = Timing()
 
 
 class PerformanceInfo(Struct, frozen=True):
-    """A cost, above 0 and relative to a CPU baseline of 1. Smaller is better."""
+    """A cost, above 0 and relative to a CPU baseline of 1. Smaller is better.
+
+    Attributes:
+        exec_time, power_usage: Duration and energy of an operation.
+
+    Example:
+        >>> nnburst.model.PerformanceInfo(exec_time=0.5)
+        PerformanceInfo(exec_time=0.5, power_usage=1.0)
+    """
 
     exec_time: float = 1.0
     power_usage: float = 1.0
 
 
 class Capabilities(Struct, frozen=True):
-    """A device's declared speed. ``operand_performance`` is sorted by operand type.
+    """A device's declared speed.
 
     Attributes:
+        relaxed_scalar, relaxed_tensor: Speed of float32 operations with the range or precision of float16.
+        operand_performance: (operand type, speed), sorted by type.
+        if_performance, while_performance: Speed of IF and WHILE.
         operation_time: Fixed time of each operation. The unit is the baseline's time for one multiplication and
             addition.
+
+    Example:
+        >>> with nnburst.launch() as service:
+        ...     service.devices[0].capabilities.if_performance.exec_time > 0
+        True
     """
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()

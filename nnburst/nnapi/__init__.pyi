@@ -1,4 +1,5 @@
 from ..devices.fence import Fence as Fence
+from ..devices.fence import FenceState as FenceState
 from ..runtime.compile.compilation import Compilation as Compilation
 from ..runtime.compile.compilation import CompilationReport as CompilationReport
 from ..runtime.compile.compilation import StepReport as StepReport

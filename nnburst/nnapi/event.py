@@ -19,6 +19,17 @@ class Event:
 
     Attributes:
         fence: Fence that is signalled at the end, with an error if the execution failed. The event owns the fence.
+
+    Example:
+        >>> x, y = np.ones((1, 4), np.float32), np.empty((1, 4), np.float32)
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
+        ...     compilation.finish()
+        ...     execution = nnburst.nnapi.Execution(compilation)
+        ...     execution.set_input(0, x)
+        ...     execution.set_output(0, y)
+        ...     execution.start_compute().wait()
+        >>> y
+        array([[1., 1., 1., 1.]], dtype=float32)
     """
 
     def __init__(self, fence: Fence, settle: Callable[[], None]) -> None:
@@ -36,8 +47,12 @@ class Event:
     def start(cls, work: Callable[[], None]) -> Event:
         """Call a function in a new thread, and return an event that reports the end of the call.
 
+        Args:
+            work: Function to call. `wait` raises its error, if any.
+
         Raises:
-            ResourceExhausted: No thread can be started."""
+            ResourceExhausted: No thread can be started.
+        """
         signal = FenceSignal()
         failures: list[BaseException] = []
 

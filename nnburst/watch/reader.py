@@ -30,6 +30,12 @@ class FoundPage(Struct, frozen=True):
     Attributes:
         pid: Process id of the service.
         path: Path of its statistics page, valid while the process runs.
+
+    Example:
+        >>> with nnburst.launch() as service:
+        ...     (found,) = nnburst.watch.find_services(service.pid)
+        ...     found.pid == service.pid
+        True
     """
 
     pid: int
@@ -42,6 +48,11 @@ def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterat
     Args:
         pid: The only process to look at, which may belong to another user.
         every_user: True for services of all users. Only root can read other users' statistics, which may be forged.
+
+    Example:
+        >>> with nnburst.launch() as service:
+        ...     service.pid in [found.pid for found in nnburst.watch.find_services()]
+        True
     """
     is_asked = pid is not None or every_user
     for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) if pid is None else (pid,):
@@ -118,5 +129,19 @@ class Viewer:
 
 
 def look(found: FoundPage) -> ServiceStats:
-    """Read a service's statistics once. Raises the same errors as `Viewer`."""
+    """Read a service's statistics once.
+
+    Args:
+        found: A service that `find_services` has yielded.
+
+    Raises:
+        DeviceUnavailable: The service has ended or has another version, or its page contains more than any service
+            writes.
+
+    Example:
+        >>> with nnburst.launch() as service:
+        ...     (found,) = nnburst.watch.find_services(service.pid)
+        ...     nnburst.watch.look(found).pid == service.pid
+        True
+    """
     return Viewer(found).look()

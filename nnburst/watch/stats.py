@@ -69,6 +69,12 @@ class Histogram(Struct, frozen=True):
         sum_ns: Sum of the durations of all events.
         max_ns: The longest timed duration.
         buckets: (start in ns, number of events) of each bucket with events, ascending.
+
+    Example:
+        >>> with nnburst.Session(model) as session:
+        ...     _ = session.run(None, {"x": np.ones((1, 4), np.float32)})
+        ...     session.latency().round_trip.count
+        1
     """
 
     count: int = 0
@@ -77,7 +83,11 @@ class Histogram(Struct, frozen=True):
     buckets: tuple[tuple[int, int], ...] = ()
 
     def percentile_ns(self, percent: float) -> float:
-        """Return a percentile of the durations; 0 without events."""
+        """Return a percentile of the durations; 0 without events.
+
+        Args:
+            percent: 0 to 100; 50 for the median.
+        """
         total = sum(n for _, n in self.buckets)
         below, left = 0, total * percent / 100
         for start, n in self.buckets:
@@ -89,7 +99,11 @@ class Histogram(Struct, frozen=True):
         return 0.0
 
     def since(self, before: Histogram) -> Histogram:
-        """Return the events since an earlier snapshot. `max_ns` still covers all events."""
+        """Return the events since an earlier snapshot. `max_ns` still covers all events.
+
+        Args:
+            before: The earlier snapshot.
+        """
         old = dict(before.buckets)
         grown = ((start, n - old.get(start, 0)) for start, n in self.buckets)
         return Histogram(
@@ -208,6 +222,12 @@ class RowStats(Struct, frozen=True):
         execution: Time from the end of `queue_wait` until the answer.
         spin: Time that the thread polled until the next request or until it slept.
         round_trip: Time from send to answer, measured by the client; only in a client's own rows.
+
+    Example:
+        >>> with nnburst.launch() as service:
+        ...     (found,) = nnburst.watch.find_services(service.pid)
+        ...     nnburst.watch.look(found).rows[0].kind.name
+        'SERVICE'
     """
 
     number: int
@@ -237,6 +257,12 @@ class ServiceStats(Struct, frozen=True):
         unwatched: Number of bursts and models without a row, whose runs are not counted.
         rows: Rows of the service (first), its models and its bursts.
         accounts: Rows of processes and clients.
+
+    Example:
+        >>> with nnburst.launch() as service, service.session(model):
+        ...     (found,) = nnburst.watch.find_services(service.pid)
+        ...     len(nnburst.watch.look(found).of(nnburst.watch.RowKind.MODEL))
+        1
     """
 
     name: str
@@ -249,7 +275,11 @@ class ServiceStats(Struct, frozen=True):
     accounts: tuple[RowStats, ...] = ()
 
     def of(self, kind: RowKind) -> list[RowStats]:
-        """Return the rows of one kind, such as bursts."""
+        """Return the rows of one kind.
+
+        Args:
+            kind: For example ``RowKind.BURST``.
+        """
         return [row for row in (*self.rows, *self.accounts) if row.kind is kind]
 
 

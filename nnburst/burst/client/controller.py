@@ -238,6 +238,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def stats(self) -> BurstStats:
+        """Counts of events at this end of the burst."""
         return BurstStats(*[*(self._row.pointer.counters[i] for i in _COUNTERS), self._fallbacks])
 
     def latency(self) -> Latency:
@@ -263,6 +264,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     @property
     def ending(self) -> Ending:
+        """The `Ending` of the process that contains the model. Its reason is empty while the process lives."""
         return self._prepared_model.ending
 
     @property

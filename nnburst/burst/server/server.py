@@ -280,6 +280,7 @@ class ServerEnd:
 
     @property
     def alive(self) -> bool:
+        """True until the burst has ended."""
         return not self._ended.is_set()
 
 
@@ -374,6 +375,7 @@ class ExecutionBurstServer(BurstContext):
 
     @property
     def alive(self) -> bool:
+        """True until the burst has ended."""
         return self._end.alive
 
 

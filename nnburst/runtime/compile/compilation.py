@@ -41,6 +41,12 @@ class StepReport(Struct, frozen=True):
         device: Name of the device.
         operations: Indexes in the main subgraph, in running order.
         cache: Result of caching for these operations.
+
+    Example:
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
+        ...     compilation.finish()
+        ...     compilation.report.steps[0].operations
+        (0,)
     """
 
     device: str
@@ -54,6 +60,12 @@ class CompilationReport(Struct, frozen=True):
     Attributes:
         steps: The steps in running order; a single step if one device runs the whole model.
         refusals: (name, reason) for each device that failed to compile.
+
+    Example:
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
+        ...     compilation.finish()
+        ...     len(compilation.report.steps), compilation.report.refusals
+        (1, ())
     """
 
     steps: tuple[StepReport, ...]
