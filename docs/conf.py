@@ -66,8 +66,12 @@ def _shorten(app: Any, what: str, name: str, thing: Any, options: Any, signature
     return re.sub(r", _\w+=.*\)", ")", signature or "") or None, returned
 
 
-def _list_values(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Add the names of an enumeration's values, of which the page describes only some."""
+def _complete(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Repeat the description of "scale, zero_point" for each, and add all values of an enumeration."""
+    joined = re.compile(r"^:ivar (\w+(?:, \w+)+):(.*\n(?: +.*\n)*)", re.MULTILINE)
+    lines[:] = joined.sub(
+        lambda found: "".join(f":ivar {each}:{found[2]}" for each in found[1].split(", ")), "\n".join(lines)
+    ).split("\n")
     if isinstance(thing, enum.EnumType) and thing is not OperationType:  # operations have a page
         lines += ["Values: " + ", ".join(f"``{value}``" for value in thing.__members__) + ".", ""]
 
@@ -75,4 +79,4 @@ def _list_values(app: Any, what: str, name: str, thing: Any, options: Any, lines
 def setup(app: Any) -> None:
     """Change what the docstrings alone would give."""
     app.connect("autodoc-process-signature", _shorten)
-    app.connect("autodoc-process-docstring", _list_values)
+    app.connect("autodoc-process-docstring", _complete)

@@ -64,10 +64,8 @@ class ModelMetadata(Struct, frozen=True):
     """The metadata of a model file. The attributes have the names that ONNX Runtime uses.
 
     Attributes:
-        version, domain: Version and namespace of the model.
+        version, producer_name, graph_name, domain, description, graph_description: As in the file.
         custom_metadata_map: Further properties by name.
-        producer_name, graph_name: Names of the program that wrote the file, and of the graph.
-        description, graph_description: Texts for people.
 
     Example:
         >>> from nnburst.runtime import ModelMetadata

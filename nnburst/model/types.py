@@ -89,7 +89,8 @@ class DataLocation(Struct, frozen=True):
     """A region of a pool: ``length`` bytes from ``offset`` on.
 
     Attributes:
-        pool_index, offset, length: Position of the pool among the pools of the request or model; first byte; bytes.
+        pool_index: Position of the pool in its request or model.
+        offset, length: Number of bytes.
 
     Example:
         >>> nnburst.model.DataLocation(0, offset=16, length=64)
@@ -102,10 +103,11 @@ class DataLocation(Struct, frozen=True):
 
 
 class SymmPerChannelQuantParams(Struct, frozen=True):
-    """Scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand, one per index along ``channel_dim``.
+    """Scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL operand.
 
     Attributes:
-        scales, channel_dim: The scales, and the position of the dimension to which they belong.
+        scales: One for each channel.
+        channel_dim: Position of the dimension for channels.
 
     Example:
         >>> nnburst.model.SymmPerChannelQuantParams((0.5, 0.25), channel_dim=0)
@@ -128,11 +130,12 @@ class OperandDesc(Struct, frozen=True):
 
     Attributes:
         type: An `OperandType` value, or an extension type above 0xFFFF.
-        dimensions: Sizes of the dimensions; 0 for an unknown size. ``()`` is a scalar or an unknown rank.
-        number_of_consumers: Number of uses as an input of an operation.
+        dimensions: Sizes; 0 if unknown. ``()`` is a scalar or an unknown rank.
+        number_of_consumers: Number of uses as an input.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
-        lifetime, location: Origin of the value, which is a `Lifetime`; region with the value of a constant.
-        extra_params: A `SymmPerChannelQuantParams` for TENSOR_QUANT8_SYMM_PER_CHANNEL. Bytes for some extension types.
+        lifetime: A `Lifetime` value.
+        location: Region of a constant.
+        extra_params: For TENSOR_QUANT8_SYMM_PER_CHANNEL, or an extension type.
 
     Example:
         >>> nnburst.OperandType(model.main.operands[0].type).name, model.main.operands[0].dimensions
@@ -181,7 +184,7 @@ class Subgraph(Struct, frozen=True):
     """Operands, operations in execution order, and the indexes of input and output operands.
 
     Attributes:
-        operands, operations: Values and operations of the subgraph.
+        operands, operations: Parts of the subgraph.
         input_indexes, output_indexes: Indexes in `operands`.
 
     Example:
@@ -227,7 +230,8 @@ class RequestArgument(Struct, frozen=True):
 
     Attributes:
         has_no_value: True to omit an optional input.
-        location, dimensions: Region and sizes of the argument.
+        location: Region in a pool.
+        dimensions: Sizes.
 
     Example:
         >>> nnburst.model.RequestArgument(has_no_value=True).location.length
@@ -327,8 +331,8 @@ class Timing(Struct, frozen=True):
     """Durations in microseconds; None if unknown (``UINT64_MAX`` in the packets of a burst).
 
     Attributes:
-        time_on_device: Duration of the execution on the device.
-        time_in_driver: Duration of the execution in the driver, which includes `time_on_device`.
+        time_on_device: Time on the device.
+        time_in_driver: Time in the driver, which includes `time_on_device`.
 
     Example:
         >>> with nnburst.Session(model) as session, session.bind(measure=True) as execution:
@@ -348,7 +352,7 @@ class PerformanceInfo(Struct, frozen=True):
     """A cost, above 0 and relative to a CPU baseline of 1. Smaller is better.
 
     Attributes:
-        exec_time, power_usage: Duration and energy of an operation.
+        exec_time, power_usage: Relative time or energy.
 
     Example:
         >>> nnburst.model.PerformanceInfo(exec_time=0.5)
