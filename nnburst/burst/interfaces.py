@@ -58,7 +58,7 @@ class BurstCallback(abc.ABC):
             (NONE, one memory per slot), or (INVALID_ARGUMENT, ()) if any slot is unknown.
 
         Raises:
-            NNBurstError: The memories cannot be mapped, for example because of a quota.
+            ResourceExhausted: The memories would exceed a quota.
         """
 
 

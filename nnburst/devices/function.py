@@ -139,8 +139,7 @@ def declare(
         A decorator, which returns the function unchanged.
 
     Raises:
-        InvalidArgument: A type, shape or name is not allowed, two tensors have one name, there is no output, or the
-            function cannot take the inputs.
+        InvalidArgument: A type, shape or name is not allowed, two tensors have one name, or there is no output.
 
     Example:
         >>> from nnburst import Tensor
@@ -177,12 +176,6 @@ def declare(
 
     def decorate(function: Function) -> Function:
         own_name = getattr(function, "__name__", type(function).__name__)  # A callable object has no `__name__`.
-        try:
-            inspect.signature(function, follow_wrapped=False).bind(*inputs)
-        except TypeError as error:
-            raise InvalidArgument(f"{own_name!r} cannot take the declared inputs: {error}") from None
-        except ValueError:  # Some functions in C have no signature.
-            pass
         declaration = Declaration(name or own_name, tuple(inputs), tuple(outputs), needs)
         try:
             function.__nnburst__ = declaration  # type: ignore[attr-defined]

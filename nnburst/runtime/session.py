@@ -19,7 +19,15 @@ from .._core.deadline import OPENING, Deadline, check_timeout
 from .._core.errno import flag, member, one_of
 from .._core.leaving import Closing, Leaving, OneProcess
 from .._options import OnDeath, OnError, SandboxMode, SessionKeywords
-from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError
+from ..errors import (
+    BadState,
+    DeadObject,
+    GeneralFailure,
+    InvalidArgument,
+    NNBurstError,
+    OutputInsufficientSize,
+    ResourceExhausted,
+)
 from ..model.types import Array, ExecutionPreference, Priority
 from .compile.model_files import FUNCTIONS, ModelSource, checked_source, devices_for, find_model
 from .display import describe
@@ -302,8 +310,11 @@ class Session(OneProcess, Closing):
                 else:
                     execution.run(limit)
                 outputs = execution._copied()
-            except NNBurstError as error:
+            except OutputInsufficientSize as error:
                 outputs = self._runs.run_again(permit, execution, error, limit)
+        except ResourceExhausted:
+            self._runs.forget(permit)
+            raise
         finally:
             permit.thread = 0
             self._idle.append(permit)

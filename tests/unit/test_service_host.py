@@ -505,9 +505,7 @@ def test_the_service_fetches_memories_also_more_than_fit_into_a_message() -> Non
         before = hosted.ledger.used["mapped_bytes"]
         burst.free_memory(7)
         assert hosted.ledger.used["mapped_bytes"] == before - 64
-        with pytest.raises(NNBurstError, match="the client knows no such slot") as unknown:
-            device.contexts[0].callback.get_memories([1, -1])
-        assert unknown.value.status is ErrorStatus.INVALID_ARGUMENT
+        assert device.contexts[0].callback.get_memories([1, -1]) == (ErrorStatus.INVALID_ARGUMENT, ())
 
 
 def test_memories_may_be_fetched_while_the_burst_is_configured() -> None:
@@ -535,9 +533,7 @@ def test_callback_that_raises_or_gives_a_wrong_number_of_memories_fails_the_requ
         burst = configure(model, callback())
         (hosted,) = host.connections
         before = hosted.ledger.used
-        with pytest.raises(NNBurstError) as failed:
-            device.contexts[0].callback.get_memories(range(250))
-        assert failed.value.status is ErrorStatus.GENERAL_FAILURE
+        assert device.contexts[0].callback.get_memories(range(250)) == (ErrorStatus.GENERAL_FAILURE, ())
         assert hosted.ledger.used == before
         burst.close()
 

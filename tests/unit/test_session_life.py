@@ -20,14 +20,13 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeadObject, Memory, MissedDeadline, ResourceExhausted, Tensor, declare
+from nnburst import BadState, Memory, MissedDeadline, ResourceExhausted, Tensor, declare
 from nnburst._core.deadline import Deadline
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices.registry import create_device
 from nnburst.model import Request
 from nnburst.model.types import DataLocation, DeviceStatus, RequestArgument
 from nnburst.runtime.run import permits
-from nnburst.service.client.proxies import RemoteBurstContext
 from nnburst.service.wire.protocol import ListDevices
 from support.models import compiled, counter, ready, relu
 from support.processes import stop, stopped
@@ -432,28 +431,19 @@ def test_task_that_nobody_wakes_finds_a_permit() -> None:
     assert not home.waiting
 
 
-def test_service_that_dies_before_it_tells_a_reason_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = RemoteBurstContext.failure_reason
-
-    def ask_late(context: RemoteBurstContext) -> str:
-        os.kill(session.service.pid, signal.SIGKILL)
-        return ask(context)
-
-    monkeypatch.setattr(RemoteBurstContext, "failure_reason", ask_late)
-    fails = declare(inputs=[], outputs=[Tensor("y", "float32", ())])(lambda: None)
-    with nnburst.Session(fails) as session, pytest.raises(DeadObject, match=r"is gone: .* was killed by SIGKILL"):
-        session.run(None)
-
-
 @pytest.mark.parametrize("run", [nnburst.Session.run, lambda *arguments: asyncio.run(nnburst.Session.arun(*arguments))])
-def test_session_runs_again_after_inputs_that_exceeded_a_quota(run: Any) -> None:
-    few, many = ({"x": np.ones((rows, 1 << 10), np.float32)} for rows in (1, 1 << 10))
-    quotas = {"mapped_bytes": 1 << 20}
-    with nnburst.launch(quotas=quotas) as service, service.session(relu((0, 1 << 10))) as session:
-        for inputs in (few, many, few):
-            refused = pytest.raises(ResourceExhausted, match="quota mapped_bytes=N")
-            with refused if inputs is many else contextlib.nullcontext():
-                run(session, None, inputs)
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_session_runs_again_after_a_run_that_exceeded_a_quota(run: Any, what: str) -> None:
+    x, y = Tensor("x", "float32", ("n",)), Tensor("y", "float32", ("m",))
+    take = declare(inputs=[x], outputs=[y], name="input")(lambda x: x[:1])
+    give = declare(inputs=[x], outputs=[y], name="output")(lambda x: np.ones(int(x[0]), np.float32))
+    with nnburst.launch(functions=[take, give], quotas={"mapped_bytes": 1 << 20}) as service:
+        with service.session(what) as session:
+            for count in (10, 1 << 19, 10):
+                refused = pytest.raises(ResourceExhausted, match="quota mapped_bytes=N")
+                with refused if count > 10 else contextlib.nullcontext():
+                    x_of_count = np.full(count if what == "input" else 1, count, np.float32)
+                    run(session, None, {"x": x_of_count})
 
 
 def test_unknown_option_is_named_beside_those_there_are() -> None:

@@ -246,8 +246,6 @@ class BoundRequest(Runnable, OneProcess):
         limit = _LONGEST_ASKING if self._allowed is None else min(self._allowed, _LONGEST_ASKING)
         try:
             return Failure(status, Deadline.after(limit).call(self.controller.failure_reason), shapes)
-        except DeadObject:  # the service died before it told the reason
-            raise self._burst_error(_CLOSED) from None
         except NNBurstError:  # without a reason, only the status is reported
             return result
 

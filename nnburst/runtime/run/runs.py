@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._core.deadline import Deadline
-from ...errors import BadState, GeneralFailure, MissedDeadline, NNBurstError, OutputInsufficientSize, ResourceExhausted
+from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
 from ...model.types import Array
 from ..execution import Execution, setup_deadline
 from ..request.node_args import checked_inputs, complete_shapes
@@ -89,12 +89,15 @@ class Runs:
 
     # ---- attempts --------------------------------------------------------------------------------------------
 
-    def run_again(self, permit: Permit, failed: Execution, error: NNBurstError, limit: float | None) -> list[Array]:
-        """Repeat a run with more memory for outputs, if it lacked that; else raise `error`. `limit` is in seconds."""
-        if isinstance(error, ResourceExhausted):
-            permit.forget()  # Another execution may need less memory for smaller inputs.
-        if not isinstance(error, OutputInsufficientSize):
-            raise error
+    def forget(self, permit: Permit) -> None:
+        """Free the memory that a permit keeps, because a quota was exceeded. Smaller inputs may then fit."""
+        permit.forget()
+        self.rooms.clear()
+
+    def run_again(
+        self, permit: Permit, failed: Execution, error: OutputInsufficientSize, limit: float | None
+    ) -> list[Array]:
+        """Repeat a run with more memory for outputs. `limit` is the run's time limit in seconds."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
             larger = self._setup_deadline(limit).call(self.enlarge, permit, failed, error)
@@ -146,10 +149,10 @@ class Runs:
                     return execution._copied()
                 except OutputInsufficientSize as error:
                     execution = await set_up(partial(self.enlarge, permit, execution, error))
-                except ResourceExhausted:
-                    permit.forget()  # Another execution may need less memory for smaller inputs.
-                    raise
             raise GeneralFailure(_TOO_OFTEN)
+        except ResourceExhausted:
+            self.forget(permit)
+            raise
         finally:
             permit.thread = 0
             abandoned = execution is not None and (execution.is_in_flight or execution._concluding)

@@ -374,9 +374,10 @@ class SlotMemories(BurstCallback):
             marshal.close_all(memories)
             for charge in charges.values():
                 charge.release()
-            if isinstance(error, BadState | DeadObject):  # The client must not take its own burst for closed or dead.
-                return ErrorStatus.GENERAL_FAILURE, ()
-            raise
+            if isinstance(error, ResourceExhausted):  # The reason names the quota.
+                raise
+            local = isinstance(error, BadState | DeadObject)
+            return (ErrorStatus.GENERAL_FAILURE if local else error.status), ()
         for slot, charge in charges.items():
             self.forget(slot)  # the slot is requested again, so its old memory is no longer used
             self._charges[slot] = charge

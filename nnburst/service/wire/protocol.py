@@ -102,7 +102,7 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 
 
 class WireMemory(Value, frozen=True, omit_defaults=True):
-    """A pool of a request: a memory, a buffer or a `Steps`. The message's next `n_fds` descriptors belong to it.
+    """A memory; in a request also a buffer or a `Steps`. The message's next `n_fds` descriptors belong to it.
 
     `buffer`: 0, or the id of a driver-managed buffer; `steps`: the number of steps of a request. If `buffer` or `steps`
         is set, all other fields are ignored.
