@@ -334,7 +334,7 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name of the device, ``vendor-device``: exactly one dash, neither first nor last."""
+        """The name of the device, ``vendor-device``, with exactly one dash, neither first nor last."""
 
     @property
     @abc.abstractmethod
@@ -348,7 +348,7 @@ class Device(abc.ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models that the device opens by name: ``import_model("name:NAME")``."""
+        """Names of the models that ``import_model("name:NAME")`` opens."""
         return ()
 
     @property

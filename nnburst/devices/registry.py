@@ -54,7 +54,12 @@ def check_names(devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names that `create_device` accepts, built-in devices first."""
+    """Return the names of the installed devices, built-in devices first.
+
+    Example:
+        >>> nnburst.devices.device_names()[0]
+        'nnburst-reference'
+    """
     return (*_BUILT_IN, *sorted(name for name in _find_installed() if name not in _BUILT_IN))
 
 

@@ -86,6 +86,11 @@ class ImageLayout(Struct, frozen=True):
         fourcc: DRM code of a linear format; docs/memory.md lists the supported ones.
         planes: (first byte in the memory object, bytes from row to row) of each plane of the first layer.
         layer_stride: Bytes from layer to layer; 0 if there is only one.
+
+    Example:
+        >>> layout = nnburst.memory.ImageLayout(640, 480, nnburst.memory.FORMATS["GRAY8"].fourcc, ((0, 640),))
+        >>> layout.shape, layout.span
+        ((1, 480, 640, 1), 307200)
     """
 
     width: int
@@ -128,7 +133,7 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def tight_size(self) -> int:
-        """Bytes of the tensor: the pixels without the gaps between rows, planes and layers."""
+        """Bytes of the tensor, which are the pixels without the gaps between rows, planes and layers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property

@@ -225,7 +225,7 @@ class Memory(Closing):
 
     @property
     def prot(self) -> int:
-        """Rights of the pool: PROT_READ and/or PROT_WRITE."""
+        """Rights of the pool, PROT_READ and/or PROT_WRITE."""
         return self._handle.prot
 
     @property

@@ -67,7 +67,7 @@ class Operand:
 
     @property
     def scale(self) -> float:
-        """The scale of a quantised type, else 0: real value = (stored value - zero point) x scale."""
+        """The scale of a quantised type, else 0. The real value is (stored value - zero point) x scale."""
         return self._builder.describe(self._index).scale
 
     @property

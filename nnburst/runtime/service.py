@@ -78,11 +78,6 @@ class LocalBackend:
 class Service(OneProcess, Closing):
     """A process that runs models. `launch`, `connect` and `in_process` return services. Context manager.
 
-    Attributes:
-        what: ``"child"``, ``"in process"``, or the address of a shared service.
-        shared: The arguments of `connect`, for pickles; None for other services.
-        opened_in: Id of the process that opened the service.
-
     Example:
         >>> with nnburst.launch() as service, service.session(model) as session:
         ...     session.run(None, {"x": np.ones((1, 4), np.float32)})
@@ -100,7 +95,8 @@ class Service(OneProcess, Closing):
         shared: tuple[str, float | None, int | tuple[int, ...]] | None = None,
     ) -> None:
         """Use `launch`, `connect` or `in_process` instead."""
-        self.what = what
+        self.what = what  # "child", "in process", or the address of a shared service
+        # `shared` has the arguments of `connect`, for pickles.
         self.shared, self.opened_in = shared, os.getpid()
         self._again = again
         self._reviving = process_lock()  # it is locked while a service starts
@@ -187,7 +183,7 @@ class Service(OneProcess, Closing):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The sandbox: its ``mode``, the rights ``granted`` to devices, and the protection ``missing`` here.
+        """The sandbox, with its ``mode``, the rights ``granted`` to devices, and the protection ``missing`` here.
 
         None if the service is in this process.
         """

@@ -142,6 +142,13 @@ class Latency(Struct, frozen=True):
         round_trip: Time from sending a request to receiving its answer.
         queue_wait: Time from sending a request until a thread of the service took the request.
         execution: Time in which the service ran the request.
+
+    Example:
+        >>> with nnburst.Session(model) as session:
+        ...     _ = session.run(None, {"x": np.ones((1, 4), np.float32)})
+        ...     latency = session.latency()
+        >>> 0 < latency.p50 <= latency.p99 <= latency.max
+        True
     """
 
     round_trip: Histogram

@@ -40,6 +40,11 @@ class CacheReport(Struct, frozen=True):
         lookup_ms: Duration of the look-up in milliseconds.
         compile_ms: Duration of the compilation, including the save; 0 after a hit.
         save_ms: Duration of the save in milliseconds.
+
+    Example:
+        >>> with nnburst.Session(model) as session:
+        ...     session.cache_report.outcome
+        'DISABLED'
     """
 
     outcome: str

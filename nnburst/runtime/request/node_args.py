@@ -53,6 +53,11 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
             shape and dtype of the value; `Compilation` gives those of an array of bytes that encodes the value.
         value_shape: The shape of the value, if `shape` is the shape of the bytes that encode the value.
         is_optional: True for an input with a default, which callers can omit.
+
+    Example:
+        >>> with nnburst.Session(model) as session:
+        ...     [(node.name, node.shape, node.dtype.name) for node in session.get_inputs()]
+        [('x', (1, 4), 'float32')]
     """
 
     name: str
@@ -75,7 +80,11 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return replace(self, shape=self.value_shape, dtype=encoded.numpy_type(self.holds), value_shape=None)
 
     def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the bytes of a value that is not an array of numbers. Raises the same errors as `check`."""
+        """Return the bytes of a value that is not an array of numbers. Raises the same errors as `check`.
+
+        Args:
+            value: A value for Python, such as a list of strings.
+        """
         place = f"input {self.name!r}"
         made, shape = encoded.from_python(value, self.holds, place), self.value_shape
         if isinstance(made, encoded.EncodedTensor) and not self.user_view.admits(made.shape):
@@ -83,7 +92,14 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return encoded.write(made)
 
     def decode(self, region: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
-        """Return the value of encoded bytes, which a peer can still change. Raises `GeneralFailure` if malformed."""
+        """Return the value of encoded bytes.
+
+        Args:
+            region: The bytes, which a peer can still change.
+
+        Raises:
+            GeneralFailure: The bytes are malformed.
+        """
         place = repr(self.name)
         try:
             return encoded.to_python(encoded.read(encoded.copy_region(region, place), place))
@@ -101,7 +117,11 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return False
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """Return True if arrays of this shape fit."""
+        """Return True if arrays fit.
+
+        Args:
+            shape: Shape of the arrays.
+        """
         if self.shape is None:
             return True
         if len(shape) != len(self.shape):
@@ -112,7 +132,14 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return True
 
     def is_empty(self, shape: Sequence[int]) -> bool:
-        """Return True if a size in a shape is 0. Raises `InvalidArgument` if the model does not accept empty arrays."""
+        """Return True if an array has no elements.
+
+        Args:
+            shape: Shape of the array.
+
+        Raises:
+            InvalidArgument: The model does not accept empty arrays.
+        """
         if 0 not in shape:
             return False
         if not self.may_be_empty:
@@ -122,7 +149,14 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return True
 
     def check(self, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return `value` as a fitting array. Raises `InvalidArgument`, with the problem and a remedy."""
+        """Return a fitting array.
+
+        Args:
+            value: Array, or another value that NumPy can convert.
+
+        Raises:
+            InvalidArgument: The value does not fit. The message has a remedy.
+        """
         if type(value) is Encoded:
             return value
         if type(value) is np.ndarray and value.dtype == self.dtype and not self.holds:

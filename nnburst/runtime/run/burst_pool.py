@@ -42,6 +42,13 @@ class Restart(Struct, frozen=True):
         exit_status: See `DeadObject`.
         cache: Cache result of the new compilation: the name of a `CacheReason`.
         seconds: Time from the first call that needed the service until the service was ready.
+
+    Example:
+        >>> with nnburst.launch() as service, service.session(model, on_death="restart") as session:
+        ...     service.kill()
+        ...     session.reopen()
+        ...     session.restarts[0].signal
+        9
     """
 
     reason: str

@@ -86,6 +86,11 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
         seccomp: True if the process is limited to a list of system calls.
         granted: The additional rights that devices have got, one sentence for each device.
         missing: Parts of the sandbox that the kernel or container lacks.
+
+    Example:
+        >>> with nnburst.launch(sandbox="off") as service:
+        ...     service.sandbox.mode
+        'off'
     """
 
     mode: Name
