@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from ..model.types import Array
     from ..runtime.execution import Execution
 
+__all__ = [
+    "ExecutionMode", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "NodeArg", "OrtValue", "RunOptions",
+    "SessionOptions", "get_available_providers", "get_device", "install", "uninstall",
+]  # fmt: skip
+
 _CPU = "CPUExecutionProvider"
 _DEVICE = "nnburst-onnxruntime"
 
@@ -83,13 +88,28 @@ class _Options:
         return f"{type(self).__name__}.{name} is not for models in another process: {remedy}"
 
     def _add(self, key: str, value: str) -> None:
-        """Set an entry. Raises `InvalidArgument` for an unknown key."""
+        """Set an entry.
+
+        Args:
+            key: Name of the entry.
+            value: Text, such as ``"1"``.
+
+        Raises:
+            InvalidArgument: The key is unknown.
+        """
         if key not in self._entries:
             raise InvalidArgument(f"the entry {key!r} is not for models in another process: leave it out")
         vars(self)["_given"][key] = value
 
     def _get(self, key: str) -> str:
-        """Return the value of an entry. Raises `GeneralFailure` if it was not set."""
+        """Return the value of an entry.
+
+        Args:
+            key: Name of the entry.
+
+        Raises:
+            GeneralFailure: The entry was not set.
+        """
         if key not in self._given:
             raise GeneralFailure(f"{type(self).__name__} has no entry {key!r}")
         return str(self._given[key])
@@ -104,22 +124,22 @@ class SessionOptions(_Options):
 
     ``intra_op_num_threads``, ``graph_optimization_level`` and the entry ``session.intra_op.allow_spinning`` have an
     effect. Options that do not affect results, such as log levels, are accepted without effect. All other options
-    raise an error.
-    In a shared service, `intra_op_num_threads` has no effect.
+    raise an error. In a shared service, `intra_op_num_threads` has no effect.
+
+    Example:
+        >>> from nnburst.compat import onnxruntime
+        >>> options = onnxruntime.SessionOptions()
+        >>> options.intra_op_num_threads = 2
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
         **_LOGGING,
-        "enable_cpu_mem_arena": True,
-        "enable_mem_pattern": True,
-        "enable_mem_reuse": True,
-        "enable_profiling": False,
+        **dict.fromkeys(("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse"), True),
+        **dict.fromkeys(("enable_profiling", "use_deterministic_compute"), False),
         "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
         "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
-        "inter_op_num_threads": 0,
-        "intra_op_num_threads": 0,
+        **dict.fromkeys(("inter_op_num_threads", "intra_op_num_threads"), 0),
         "optimized_model_filepath": "",
-        "use_deterministic_compute": False,
     }
     _instead: ClassVar[dict[str, str]] = {
         "add_external_initializers": "keep the weights in files beside the model",
@@ -139,7 +159,13 @@ class SessionOptions(_Options):
 
 
 class RunOptions(_Options):
-    """Options of a run. With ``terminate``, new runs fail at once, and runs in progress continue."""
+    """Options of a run. With ``terminate``, new runs fail at once, and runs in progress continue.
+
+    Example:
+        >>> from nnburst.compat import onnxruntime
+        >>> options = onnxruntime.RunOptions()
+        >>> options.terminate = True
+    """
 
     _defaults: ClassVar[dict[str, Any]] = {**_LOGGING, "only_execute_path_to_fetches": False, "terminate": False}
     _entries = frozenset(("memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers"))
@@ -154,6 +180,11 @@ class NodeArg(Struct, frozen=True):
         name: Name in the model file.
         type: ONNX Runtime's name of the type: ``tensor(float)``, ``seq(map(int64,tensor(float)))``.
         shape: Sizes of the dimensions; a symbolic name or None for an open dimension.
+
+    Example:
+        >>> from nnburst.compat.onnxruntime import NodeArg
+        >>> NodeArg("image", "tensor(float)", ["n", 8, 8, 1]).shape[0]
+        'n'
     """
 
     name: str
@@ -166,15 +197,27 @@ class OrtValue:
 
     A value from `ortvalue_from_shape_and_type` is in memory shared with services. A run copies nothing if all values
     are bound and in shared memory.
+
+    Example:
+        >>> from nnburst.compat.onnxruntime import OrtValue
+        >>> value = OrtValue.ortvalue_from_numpy(np.zeros((2, 3), np.float32))
+        >>> value.data_type(), value.shape()
+        ('tensor(float)', [2, 3])
     """
 
     def __init__(self, value: Any, data_type: str = "", memory: Memory | None = None) -> None:
+        """Use `ortvalue_from_numpy` or `ortvalue_from_shape_and_type` instead."""
         self._value, self._memory = value, memory
         self._type = data_type or f"tensor({element_of(value.dtype, 'the array').name})"
 
     @classmethod
     def ortvalue_from_numpy(cls, numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """Return a value that uses the array without a copy."""
+        """Return a value that uses an array without a copy.
+
+        Args:
+            numpy_obj: The array.
+            device_type, device_id: ``"cpu"``; the number is ignored.
+        """
         _require_cpu(device_type)
         return cls(numpy_obj)
 
@@ -182,7 +225,13 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any = np.float32, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """Return a value of zeros in shared memory. `element_type` is a NumPy type or an ONNX type number."""
+        """Return a value of zeros in shared memory.
+
+        Args:
+            shape: Sizes of the dimensions.
+            element_type: A NumPy type, or ONNX's number of a type.
+            device_type, device_id: ``"cpu"``; the number is ignored.
+        """
         from ..memory.memory import Memory
 
         _require_cpu(device_type)
@@ -198,7 +247,11 @@ class OrtValue:
         return self._value
 
     def update_inplace(self, np_arr: Array) -> None:
-        """Overwrite the elements with an array of the same type and shape."""
+        """Overwrite the elements.
+
+        Args:
+            np_arr: Array of the same type and shape.
+        """
         if (np_arr.shape, np_arr.dtype) != (self.numpy().shape, self.numpy().dtype):
             raise InvalidArgument(f"an array of {np_arr.dtype} {np_arr.shape} does not fit {self._type} {self.shape()}")
         self.numpy()[...] = np_arr
@@ -249,9 +302,22 @@ def _value_at(address: int, element_type: Any, shape: Sequence[int] | None) -> O
 
 
 class IOBinding:
-    """Bound inputs and outputs for several runs, created by `InferenceSession.io_binding`."""
+    """Bound inputs and outputs for several runs, created by `InferenceSession.io_binding`.
+
+    Example:
+        >>> from importlib.resources import files
+        >>> from nnburst.compat import onnxruntime
+        >>> session = onnxruntime.InferenceSession(files("nnburst.cli.demo") / "data" / "digits.onnx")
+        >>> binding = session.io_binding()
+        >>> binding.bind_cpu_input("image", np.zeros((2, 8, 8, 1), np.float32))
+        >>> binding.bind_output("probabilities")
+        >>> session.run_with_iobinding(binding)
+        >>> binding.get_outputs()[0].shape()
+        [2, 10]
+    """
 
     def __init__(self, session: InferenceSession) -> None:
+        """Use `InferenceSession.io_binding` instead."""
         self._session = session
         self._inputs: dict[str, OrtValue] = {}
         self._outputs: dict[str, OrtValue | None] = {}
@@ -260,18 +326,36 @@ class IOBinding:
         """The bound values in shared memory, and their execution."""
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-        """Bind an input to an array, which each run reads."""
+        """Bind an input to an array.
+
+        Args:
+            name: Name of the input.
+            arr_on_cpu: The array, which each run reads.
+        """
         self._inputs[name] = OrtValue(arr_on_cpu, "" if isinstance(arr_on_cpu, np.ndarray) else "value")
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """Bind an input to memory at an address."""
+        """Bind an input to memory at an address.
+
+        Args:
+            name: Name of the input.
+            device_type, device_id: ``"cpu"``; the number is ignored.
+            element_type: A NumPy type, or ONNX's number of a type.
+            shape: Sizes of the dimensions.
+            buffer_ptr: The address. The memory must stay allocated until the last run.
+        """
         _require_cpu(device_type)
         self._inputs[name] = _value_at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an input to a value."""
+        """Bind an input to a value.
+
+        Args:
+            name: Name of the input.
+            ortvalue: The value.
+        """
         self._inputs[name] = ortvalue
 
     def bind_output(
@@ -283,12 +367,23 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output to memory at the address `buffer_ptr`. If this is None, each run makes a new array."""
+        """Bind an output to memory at an address, or to a new array in each run.
+
+        Args:
+            name: Name of the output.
+            device_type, device_id, element_type, shape: See `bind_input`.
+            buffer_ptr: The address, as for `bind_input`; None for new arrays.
+        """
         _require_cpu(device_type)
         self._outputs[name] = None if buffer_ptr is None else _value_at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an output to a value."""
+        """Bind an output to a value.
+
+        Args:
+            name: Name of the output.
+            ortvalue: The value, which each run overwrites.
+        """
         self._outputs[name] = ortvalue
 
     def synchronize_inputs(self) -> None:
@@ -349,6 +444,14 @@ class InferenceSession:
         NoSuchFile: The file does not exist.
         InvalidArgument: The file contains no model, or an option is not supported.
         NNBurstError: See `nnburst.Session`.
+
+    Example:
+        >>> from importlib.resources import files
+        >>> from nnburst.compat import onnxruntime
+        >>> session = onnxruntime.InferenceSession(files("nnburst.cli.demo") / "data" / "digits.onnx")
+        >>> (y,) = session.run(["probabilities"], {"image": np.zeros((2, 8, 8, 1), np.float32)})
+        >>> y.shape
+        (2, 10)
     """
 
     def __init__(
@@ -405,7 +508,11 @@ class InferenceSession:
     ) -> None:
         """Run the model in a thread.
 
-        The thread then calls ``callback(outputs, user_data, error)``. After a success, `error` is "".
+        Args:
+            output_names, input_feed, run_options: See `run`.
+            callback: Function that the thread calls at the end, as ``callback(outputs, user_data, error)``. After a
+                success, ``error`` is "".
+            user_data: An object for `callback`.
         """
 
         def run() -> None:
@@ -423,7 +530,12 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """Run the model like `run`, and return `OrtValue` objects."""
+        """Run the model like `run`, and return `OrtValue` objects.
+
+        Args:
+            output_names, run_options: See `run`.
+            input_dict_ort_values: Values by name.
+        """
         outputs = self.run(output_names, input_dict_ort_values, run_options)
         return list(map(OrtValue, outputs, [self._types[name] for name in output_names or self._types]))
 
@@ -432,7 +544,12 @@ class InferenceSession:
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run the model on a binding's inputs and outputs."""
+        """Run the model on a binding's inputs and outputs.
+
+        Args:
+            iobinding: A binding from `io_binding`.
+            run_options: See `RunOptions`.
+        """
         _check_run(run_options)
         if iobinding._session is not self:
             raise InvalidArgument("the binding belongs to another session; make one with io_binding()")
@@ -463,7 +580,12 @@ class InferenceSession:
         return [_CPU]
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: object = None) -> None:
-        """Keep the CPU provider. Warn of other providers."""
+        """Keep the CPU provider.
+
+        Args:
+            providers: Names, or pairs of a name and options. Other providers than the CPU's cause a warning.
+            provider_options: Ignored.
+        """
         if absent := {each if isinstance(each, str) else each[0] for each in providers or ()} - {_CPU}:
             remedy = f'nnburst.Session(path, device="{_DEVICE}:providers=cuda") has CUDA, and others by their names'
             warnings.warn(f"without {', '.join(sorted(absent))}: models run on the CPU here; {remedy}", stacklevel=3)
@@ -515,7 +637,13 @@ def _decode_strings(value: Any) -> Any:
 
 
 def get_available_providers() -> list[str]:
-    """Return ``["CPUExecutionProvider"]``."""
+    """Return ``["CPUExecutionProvider"]``.
+
+    Example:
+        >>> from nnburst.compat import onnxruntime
+        >>> onnxruntime.get_available_providers()
+        ['CPUExecutionProvider']
+    """
     return [_CPU]
 
 
@@ -523,7 +651,13 @@ get_all_providers = get_available_providers
 
 
 def get_device() -> str:
-    """Return ``"CPU"``."""
+    """Return ``"CPU"``.
+
+    Example:
+        >>> from nnburst.compat import onnxruntime
+        >>> onnxruntime.get_device()
+        'CPU'
+    """
     return "CPU"
 
 
@@ -543,6 +677,11 @@ def install() -> None:
     """Make ``import onnxruntime`` return this module, everywhere in this process. Idempotent.
 
     Modules that have already imported ONNX Runtime keep it. A warning names these modules.
+
+    Example:
+        >>> import nnburst.compat.onnxruntime
+        >>> nnburst.compat.onnxruntime.install()  # doctest: +SKIP
+        >>> import onnxruntime  # doctest: +SKIP
     """
     if _is_installed():
         return
@@ -560,7 +699,12 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install` for later imports. Idempotent."""
+    """Undo `install` for later imports. Idempotent.
+
+    Example:
+        >>> from nnburst.compat.onnxruntime import uninstall
+        >>> uninstall()
+    """
     if _is_installed():
         _remove_modules()
         sys.modules.update(_replaced)
