@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import Struct
 
 __all__ = [
     "BadState",
@@ -33,6 +32,10 @@ __all__ = [
     "OutputShape",
     "ResourceExhausted",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class ErrorStatus(enum.IntEnum):
@@ -84,7 +87,7 @@ class GeneralFailure(NNBurstError, RuntimeError):
     status = ErrorStatus.GENERAL_FAILURE
 
 
-class OutputShape(Struct, frozen=True):
+class OutputShape(msgspec.Struct, frozen=True):
     """The known dimensions of an output.
 
     Attributes:
@@ -132,11 +135,10 @@ class DeadObject(NNBurstError, ConnectionError):
 
     def __init__(self, message: str = "", *, signal: int | None = None, exit_status: int | None = None) -> None:
         super().__init__(message)
-        self.signal = signal
-        self.exit_status = exit_status
+        self.signal, self.exit_status = signal, exit_status
 
 
-class Ending(Struct, frozen=True):
+class Ending(msgspec.Struct, frozen=True):
     """The end of a process or connection.
 
     Attributes:
