@@ -23,7 +23,6 @@ html_theme = "furo"
 html_title = f"nnburst {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-smartquotes = False  # smart quotes turn the two hyphens before an option into a dash
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4

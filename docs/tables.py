@@ -118,11 +118,19 @@ def paragraph(text: str) -> str:
     """Return a paragraph of a command's help. A paragraph marked ``\\b`` becomes a block of shell commands."""
     if text.startswith("\b"):
         return f"```sh\n{inspect.cleandoc(text.removeprefix(chr(8)))}\n```"
-    return textwrap.fill(" ".join(text.split()), WIDTH)
+    return textwrap.fill(mark_options(" ".join(text.split())), WIDTH)
+
+
+def mark_options(text: str) -> str:
+    """Return a text with backquotes around options. Sphinx would make a dash of their hyphens."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<![\w-])--[a-z][a-z-]*", r"`\g<0>`", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def item(text: str) -> str:
     """Return a text as an item of a list, wrapped to `WIDTH`."""
+    text = mark_options(text)
     return textwrap.fill(" ".join(text.split()), WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n"
 
 
