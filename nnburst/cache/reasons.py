@@ -105,7 +105,7 @@ class SaveResult(Struct, frozen=True):
         seconds: Duration of the save.
 
     Example:
-        >>> from nnburst.devices import SaveResult
+        >>> from nnburst.cache.reasons import SaveResult
         >>> SaveResult(False, nnburst.runtime.CacheReason.UNSUPPORTED).nbytes
         0
     """

@@ -1,4 +1,3 @@
-from ..cache.reasons import SaveResult as SaveResult
 from .interfaces import Device as Device
 from .interfaces import PreparedModel as PreparedModel
 from .local import LocalDevice as LocalDevice

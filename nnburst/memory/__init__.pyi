@@ -1,3 +1,2 @@
 from .image import FORMATS as FORMATS
 from .image import ImageLayout as ImageLayout
-from .kinds import MemoryHandle as MemoryHandle

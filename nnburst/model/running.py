@@ -26,7 +26,7 @@ class RunOptions(Struct, frozen=True):
         loop_timeout_ns: Time limit of a WHILE in nanoseconds; 0 for the default of 2 s.
 
     Example:
-        >>> nnburst.model.RunOptions(nnburst.model.MeasureTiming.YES).deadline_ns
+        >>> nnburst.model.RunOptions(nnburst.model.types.MeasureTiming.YES).deadline_ns
         0
     """
 

@@ -93,7 +93,7 @@ class DataLocation(Struct, frozen=True):
         offset, length: Number of bytes.
 
     Example:
-        >>> nnburst.model.DataLocation(0, offset=16, length=64)
+        >>> nnburst.model.types.DataLocation(0, offset=16, length=64)
         DataLocation(pool_index=0, offset=16, length=64)
     """
 
@@ -110,7 +110,7 @@ class SymmPerChannelQuantParams(Struct, frozen=True):
         channel_dim: Position of the dimension for channels.
 
     Example:
-        >>> nnburst.model.SymmPerChannelQuantParams((0.5, 0.25), channel_dim=0)
+        >>> nnburst.model.types.SymmPerChannelQuantParams((0.5, 0.25), channel_dim=0)
         SymmPerChannelQuantParams(scales=(0.5, 0.25), channel_dim=0)
     """
 
@@ -234,7 +234,7 @@ class RequestArgument(Struct, frozen=True):
         dimensions: Sizes.
 
     Example:
-        >>> nnburst.model.RequestArgument(has_no_value=True).location.length
+        >>> nnburst.model.types.RequestArgument(has_no_value=True).location.length
         0
     """
 
@@ -268,7 +268,7 @@ class BufferId(Struct, frozen=True):
         id: Number of the buffer in its device.
 
     Example:
-        >>> nnburst.model.BufferId(7)
+        >>> nnburst.model.types.BufferId(7)
         BufferId(id=7)
     """
 
@@ -291,7 +291,7 @@ class Steps(Struct, frozen=True):
             input's buffer. After all steps have succeeded, the output's buffer contains the last step's result.
 
     Example:
-        >>> nnburst.model.Steps(10, state=((1, 0),))
+        >>> nnburst.model.types.Steps(10, state=((1, 0),))
         Steps(count=10, state=((1, 0),))
     """
 
@@ -311,7 +311,7 @@ class Request(Struct, frozen=True):
         pools: Memories and buffers. `Steps` among them make the request run the model several times.
 
     Example:
-        >>> from nnburst.model import DataLocation, Request, RequestArgument
+        >>> from nnburst.model.types import DataLocation, Request, RequestArgument
         >>> x, y = (RequestArgument(location=DataLocation(0, offset, 16)) for offset in (0, 16))
         >>> with nnburst.Memory.ashmem(32) as memory:
         ...     request = Request(inputs=(x,), outputs=(y,), pools=(memory,))
@@ -355,7 +355,7 @@ class PerformanceInfo(Struct, frozen=True):
         exec_time, power_usage: Relative time or energy.
 
     Example:
-        >>> nnburst.model.PerformanceInfo(exec_time=0.5)
+        >>> nnburst.model.types.PerformanceInfo(exec_time=0.5)
         PerformanceInfo(exec_time=0.5, power_usage=1.0)
     """
 
