@@ -103,7 +103,7 @@ def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) ->
     try:
         value: Value = msgspec.msgpack.decode(data[_WORD:].data, type=Value)
         return value if value is None else _check(value, place, count)
-    except (GeneralFailure, InvalidArgument, RecursionError, ValueError) as error:
+    except (GeneralFailure, InvalidArgument, RecursionError, ValueError, msgspec.MsgspecError) as error:
         raise InvalidArgument(f"{place} is no encoded value: {error}") from None
 
 
