@@ -444,7 +444,7 @@ class Memory(Closing):
             gather(self.image, plane_views(self.image, raw), self._tensor(target))
 
     def _copy_in(self, offset: int, source: Array) -> None:
-        """Copy an array of bytes to the pool, or a whole tensor to an image. Raises the same errors as `read`."""
+        """Copy an array of bytes to the pool. For an image, these are a whole tensor. Raises like `read`."""
         if self._map_prot != PROT_READ | PROT_WRITE:
             raise InvalidArgument(
                 f"the pool was shared with prot {self._map_prot}; writing needs PROT_READ | PROT_WRITE"

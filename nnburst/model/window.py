@@ -42,7 +42,7 @@ class WindowGeometry(Struct, frozen=True):
 
 
 def image_dims(view: OperationView) -> tuple[int, int, int, int, bool]:
-    """Return (batch, height, width, channels, True for NCHW) of x."""
+    """Return (batch, height, width, channels, True for NCHW) of the operation's input "x"."""
     dims = view.dims("x")
     if len(dims) != 4:
         raise InvalidArgument(f"x has rank {len(dims)}; it must be 4")

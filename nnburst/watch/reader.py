@@ -80,7 +80,7 @@ class Viewer:
 
     Raises:
         DeviceUnavailable: The service has ended or has another version, or its page contains more than any service
-            writes. `look` raises this error, too.
+            writes (too many rows, or impossible numbers). `look` raises this error, too.
     """
 
     def __init__(self, found: FoundPage) -> None:

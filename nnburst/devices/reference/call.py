@@ -122,7 +122,7 @@ class KernelCall(OperationView):
         self.do(_assign, self.out(), function, arrays)
 
     def finished_steps(self) -> list[KernelStep]:
-        """Return the steps, including the storing of results, and drop this object's references to them."""
+        """Return the appended steps, including the storing of results, and drop this object's references to them."""
         steps = self._steps + self._tail
         self._steps, self._tail = [], []
         return steps

@@ -34,7 +34,7 @@ _MOST_KEPT = 4
 
 
 class Restart(Struct, frozen=True):
-    """A restart of a dead service, or a new connection to it.
+    """A restart of a service after its death, or a new connection to a shared service that was started again.
 
     Attributes:
         reason: The reason why the service ended.

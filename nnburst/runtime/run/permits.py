@@ -71,7 +71,7 @@ class Permits:
         self._complete()
 
     def _complete(self) -> None:
-        """Replace lost permits, and wake callers for idle permits."""
+        """Replace permits that were dropped without being returned, and wake callers if permits are idle."""
         with self._completing:
             while len(self._all) < self.number:
                 permit = Permit()

@@ -93,7 +93,7 @@ class Ring:
         """Start `current`, then wait for the end of the oldest execution, which is next in the ring.
 
         Returns:
-            True if `current` is in flight, and the error of the oldest execution; or False, and the error of `current`.
+            (True, the error of the oldest execution) if `current` is in flight; else (False, the error of `current`).
         """
         at, pointers = self._at, self._pointers
         following = (at + 1) % len(pointers)

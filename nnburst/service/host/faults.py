@@ -1,6 +1,6 @@
 """Fault points: places in a service's code where a client can cause faults, for tests.
 
-The client sends each `Order` over a common socket, together with one end of a socketpair that only this order uses. A
+The client sends all `Order` objects over one socket, each with one end of a socketpair that only this order uses. A
 thread that reaches a fault point first reads new orders, so an order affects every later call. The service reports a
 fault over the order's socketpair before the fault happens. To withdraw an order, the client sends one byte over that
 socketpair.
