@@ -52,7 +52,7 @@ class Tokens:
         self._tokens = found
 
     def admit(self, header: str | None) -> bool:
-        """Return True if an Authorization header has a valid token.
+        """Return True if an Authorization header has a valid token, or if no token is needed.
 
         The duration of the check reveals nothing about the valid tokens.
         """

@@ -152,7 +152,7 @@ class TrustStore:
     def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
         """Record a generation, which is one save of an entry.
 
-        If `record.live`, it replaces the records of all other generations that are in the same cache directory."""
+        If `record.live`, it replaces the records of the entry's other generations in the same cache directory."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):

@@ -102,7 +102,7 @@ def element_type(key: int | str, place: str) -> ElementType:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
 
     Raises:
-        GeneralFailure: The type is unknown, or only sequences, maps and optionals can contain it.
+        GeneralFailure: The type is unknown, or values of this type (strings, 4-bit numbers) are encoded as bytes.
     """
     row = element_within(key, place)
     if row in _WITHIN:

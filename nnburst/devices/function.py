@@ -206,7 +206,7 @@ class SentFunction(Struct, frozen=True):
 
         Raises:
             InvalidArgument: The function is not declared, or cannot be pickled.
-            DeviceUnavailable: The package cloudpickle is missing.
+            DeviceUnavailable: The package cloudpickle is missing, and the function is in ``__main__``.
         """
         declaration = getattr(function, "__nnburst__", None)
         if not isinstance(declaration, Declaration):

@@ -435,7 +435,7 @@ class Device(abc.ABC):
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
-        """Accept files that the client has published, and from now on no other files of their entry.
+        """Accept published files of an entry, and from now on no other files of the entry in the same directory.
 
         Return False for unknown files. By default, does nothing and returns True.
         """

@@ -293,7 +293,7 @@ class _ThroughBurst:
 
 
 class _PartsKernel:
-    """A kernel that runs the parts of a request in order. With `tells`, it returns their output shapes and timing."""
+    """A kernel that runs the parts of a request in order. With `tells`, it returns the request's combined result."""
 
     def __init__(
         self, model: PartitionedModel, request: Request, kernels: Sequence[Kernel], measured: bool, *, tells: bool

@@ -54,7 +54,7 @@ def check_names(devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names of the installed devices, built-in devices first.
+    """Return the names of all known devices, built-in devices first, even if their libraries are missing.
 
     Example:
         >>> nnburst.devices.device_names()[0]

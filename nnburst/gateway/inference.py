@@ -142,7 +142,7 @@ class Inference(NamedTuple):
 
     Attributes:
         inputs, outputs: The tensors, in any order. If `outputs` is empty, the client requests all outputs.
-        size: Bytes of the tensors that the request does not give as raw bytes. Each element must be converted.
+        size: Bytes of the JSON, or of a gRPC message without raw contents, whose elements must be converted.
     """
 
     model: str

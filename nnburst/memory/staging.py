@@ -101,7 +101,7 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Copy inputs that a client could change during a run. Raises `GeneralFailure` if an input cannot be read."""
+        """Copy inputs whose memory is not mapped. Raises `GeneralFailure` if an input cannot be read."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:

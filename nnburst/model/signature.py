@@ -101,7 +101,7 @@ def _param(text: str) -> Param:
 
 
 def _expand(form: str) -> list[tuple[Param, ...]]:
-    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). HAL versions must not decrease from left to right."""
+    """Turn ``a [b [c]]`` into (a), (a, b), (a, b, c). HAL versions are raised so that they never decrease."""
     expansions: list[tuple[Param, ...]] = []
     params: list[Param] = []
     for level in form.replace("]", "").split("["):

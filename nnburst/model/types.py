@@ -229,7 +229,7 @@ class RequestArgument(Struct, frozen=True):
     """The memory of an input or output in a request. If ``dimensions`` is empty, the model's dimensions apply.
 
     Attributes:
-        has_no_value: True to omit an optional input.
+        has_no_value: True to omit an optional input or an output, or for an argument without elements.
         location: Region in a pool.
         dimensions: Sizes.
 

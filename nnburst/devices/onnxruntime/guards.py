@@ -114,7 +114,7 @@ def _title(node: Any) -> str:
 
 
 class _Guarding:
-    """A pass that adds guards against empty dimensions to a graph or function, and to its inner graphs."""
+    """A pass that adds guards against harmful dimensions to a graph or function, and to its inner graphs."""
 
     def __init__(self, graph: Any, shape: Callable[[str], _Shape | None], names: Iterator[str], opset: int) -> None:
         self._graph, self._shape, self._names, self._opset = graph, shape, names, opset

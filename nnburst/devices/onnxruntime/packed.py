@@ -201,7 +201,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
-        CacheRejected: The temporary file with large weights, which ONNX Runtime reads, cannot be made.
+        CacheRejected: The temporary sparse file, of which ONNX Runtime checks the size, cannot be made.
     """
     raw = np.frombuffer(data, np.uint8)
     options = settings.options()

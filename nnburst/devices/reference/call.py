@@ -147,7 +147,7 @@ class KernelCall(OperationView):
         return np.float64 if self.info.is_quantised else np.float32
 
     def real(self, name: str, which: int = 0) -> Array:
-        """Return an array for an input's dequantised values. Each run first converts them, if they are quantised."""
+        """Return an array for an input's dequantised values. Each run converts them, if they are not constant."""
         index, dtype = self.index(name, which), self.real_dtype
         operand, source = self._operands[index], self._arrays[index]
         if source.dtype == dtype:

@@ -71,7 +71,11 @@ class MemoryBudget(WorkingMemory):
         self.results -= nbytes
 
     def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
-        """Count a kernel's own array. Raises `ResourceExhausted` if the sum exceeds the budget or a quota."""
+        """Count a kernel's own array.
+
+        Raises:
+            ResourceExhausted: The array alone exceeds the budget, or the sum exceeds the client's quota.
+        """
         if nbytes > self._most:
             raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
         self.take(nbytes)

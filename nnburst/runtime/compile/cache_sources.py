@@ -69,7 +69,7 @@ def _outcome_of(files: CacheFiles, prepared: PreparedModel) -> CacheReason:
 
 
 class Room(Struct, frozen=True):
-    """The files for a new entry. A source yields them last, if there is no `Entry` to restore.
+    """The files for a new entry. A source yields them after all entries, for use if none could be restored.
 
     Attributes:
         files: Open files, whose content is overwritten.

@@ -194,7 +194,7 @@ class _Batches:
     def _batches(self, rest: _Remaining) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
         """Fill batches for `Ring.run`. Yield (run, (number of filled rows, rows)) for each batch.
 
-        `run` is False if a batch contains only errors, or if its rows do not fit and the next batch repeats them.
+        `run` is True for a full batch. Otherwise, the caller runs the filled rows itself, if there are any.
         """
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1

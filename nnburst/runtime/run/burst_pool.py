@@ -40,7 +40,7 @@ class Restart(Struct, frozen=True):
         reason: The reason why the service ended.
         signal: See `DeadObject`.
         exit_status: See `DeadObject`.
-        cache: Cache result of the new compilation: the name of a `CacheReason`.
+        cache: Cache result of the new compilation, such as ``"HIT"``: the ``outcome`` of a `CacheReport`.
         seconds: Time from the first call that needed the service until the service was ready.
 
     Example:

@@ -46,7 +46,7 @@ class Workers:
 
         Args:
             under_way: Number of jobs that are queued or running, including this one.
-            rank: Rank of the job, 0 or more. Jobs of the lowest rank run first.
+            rank: Rank of the job, 0 or more. Jobs of the highest rank run first.
 
         Raises:
             ResourceExhausted: There is no worker thread, and the system cannot start one. The job is dropped.

@@ -40,7 +40,7 @@ class Zygote:
 
     Attributes:
         kind: What forked services inherit: environment variables, rights, limits and more. If this program changes
-            one of these, it needs another zygote.
+            one of these, later services start as new interpreters, without the zygote.
         control: The socket for requests to fork.
     """
 

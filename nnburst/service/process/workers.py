@@ -93,7 +93,7 @@ class Worker:
     Only the broker's main thread calls methods, except `launch`, `remove_client` and `stop_accepting`.
 
     Attributes:
-        uid: User whose models the process runs; None for the named models.
+        uid: User whose models the process runs; None for the shared worker.
         what: Name of the process in messages.
         service: The connection to the process, once the process has started.
         group: Control group of the process, if any.
@@ -302,7 +302,7 @@ class WorkerPool:
     def add_client(self, client: AcceptedClient, *, own: bool = False) -> None:
         """Hand a client to a worker, and start the worker if needed.
 
-        If `own`, the client goes to the worker for the models that clients bring; otherwise, to the shared worker.
+        If `own`, the client goes to the worker that `isolation` gives it; otherwise, to the shared worker.
         """
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
