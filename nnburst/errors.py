@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct
 
 __all__ = [
     "BadState",
@@ -32,10 +33,6 @@ __all__ = [
     "OutputShape",
     "ResourceExhausted",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 class ErrorStatus(enum.IntEnum):
@@ -87,7 +84,7 @@ class GeneralFailure(NNBurstError, RuntimeError):
     status = ErrorStatus.GENERAL_FAILURE
 
 
-class OutputShape(msgspec.Struct, frozen=True):
+class OutputShape(Struct, frozen=True):
     """The known dimensions of an output.
 
     Attributes:
@@ -135,10 +132,11 @@ class DeadObject(NNBurstError, ConnectionError):
 
     def __init__(self, message: str = "", *, signal: int | None = None, exit_status: int | None = None) -> None:
         super().__init__(message)
-        self.signal, self.exit_status = signal, exit_status
+        self.signal = signal
+        self.exit_status = exit_status
 
 
-class Ending(msgspec.Struct, frozen=True):
+class Ending(Struct, frozen=True):
     """The end of a process or connection.
 
     Attributes:

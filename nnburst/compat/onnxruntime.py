@@ -133,14 +133,11 @@ class SessionOptions(_Options):
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
-        **_LOGGING,
-        **dict.fromkeys(("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse"), True),
-        **dict.fromkeys(("enable_profiling", "use_deterministic_compute"), False),
-        "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
-        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
-        **dict.fromkeys(("inter_op_num_threads", "intra_op_num_threads"), 0),
-        "optimized_model_filepath": "",
-    }
+        **_LOGGING, "enable_cpu_mem_arena": True, "enable_mem_pattern": True, "enable_mem_reuse": True,
+        "enable_profiling": False, "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL, "inter_op_num_threads": 0,
+        "intra_op_num_threads": 0, "optimized_model_filepath": "", "use_deterministic_compute": False,
+    }  # fmt: skip
     _instead: ClassVar[dict[str, str]] = {
         "add_external_initializers": "keep the weights in files beside the model",
         "add_free_dimension_override_by_name": "set the dimension in the model file",

@@ -196,8 +196,9 @@ class Session(OneProcess, Closing):
             raise InvalidArgument(
                 f"sandbox={sandbox!r} needs a service of the session's own: no service=; give it to launch()"
             )
-        if unknown := sorted(options.keys() - set(names := sorted(Options.__struct_fields__))):
-            raise TypeError(f"a session has no option {unknown[0]!r}; it has {', '.join(names)}")
+        known = sorted(Options.__struct_fields__)
+        if unknown := sorted(options.keys() - set(known)):
+            raise TypeError(f"a session has no option {unknown[0]!r}; it has {', '.join(known)}")
         self._options = Options(**options)  # type: ignore[arg-type]  # names become members
         self._cache = self._options.cache
         self._model = model

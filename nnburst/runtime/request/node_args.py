@@ -86,7 +86,8 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
             value: A value for Python, such as a list of strings.
         """
         place = f"input {self.name!r}"
-        made, shape = encoded.from_python(value, self.holds, place), self.value_shape
+        shape = self.value_shape
+        made = encoded.from_python(value, self.holds, place)
         if isinstance(made, encoded.EncodedTensor) and not self.user_view.admits(made.shape):
             raise InvalidArgument(f"{place} has shape {shape}, got {made.shape}{_remedy(shape, made.shape)}")
         return encoded.write(made)
@@ -442,7 +443,8 @@ def solve_shapes(
         if argument.is_optional and argument.name not in shapes and argument.name not in present:
             complete.append(None)
             continue
-        shape = (encoded.ROOM,) if shape is None and argument.holds else shape
+        if shape is None and argument.holds:
+            shape = (encoded.ROOM,)
         if shape is None:
             name = next((n for n in argument.shape or () if isinstance(n, str) and n not in named_sizes), argument.name)
             hint = f"bind(shapes={{{name!r}: …}})"

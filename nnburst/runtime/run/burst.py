@@ -149,9 +149,10 @@ class Burst(OneProcess, Closing):
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
         targets = list((state or {}).values())
         grow = [name for name in room or {} if name in targets]
+        least = _least
         if room is not None and len(room) > len(grow):
             largest = solve_arguments(compilation, given_shapes(room, buffers, steps), buffers, state or {}, grow)
-            _least = nbytes_by_name(compilation, largest, steps or 1)
+            least = nbytes_by_name(compilation, largest, steps or 1)
             if shapes is None:
                 shapes = {name: size for name, size in room.items() if name not in (*self._outputs, *grow)}
         values = {name: np.shape(value) for name, value in (initial_state or {}).items() if name in grow}
@@ -164,7 +165,7 @@ class Burst(OneProcess, Closing):
         execution = None
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, rooms, steps)
-            arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped, _least)
+            arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped, least)
             execution = Execution(self, arguments, pool=_pool, timeout=timeout, measure=measure, keep=_keep)
             if states.all:
                 execution._reset_state(initial_state)
